@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from llm_perf_opt.analysis.optimize.document import OptimizeDocument
 from llm_perf_opt.capture.allocations import SnapshotDocument
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.capture.window import TimelineWindow
@@ -27,6 +26,7 @@ from llm_perf_opt.core.documents import ClockDocument, InputSample, MetricsDocum
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis
 from llm_perf_opt.model.static.document import PredictionsDocument, StaticDocument
+from llm_perf_opt.optimize.document import OptimizeDocument
 from llm_perf_opt.pipeline.jobs.record import JobsDocument
 from llm_perf_opt.pipeline.plan import PlanDocument
 from llm_perf_opt.pipeline.stores import SyncDocument

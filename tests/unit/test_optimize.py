@@ -6,41 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.optimize.document import (
-    Agreement,
-    ExperimentRow,
-    MetricChange,
-    PredictedBound,
-    StartRow,
-)
-from llm_perf_opt.analysis.optimize.plan import (
-    PAIR_LOOKS,
-    Costs,
-    ExperimentPlan,
-    Situation,
-    TrialSet,
-    build_plan,
-    combine,
-    left_words,
-    look_share,
-    predict,
-    scaled_bound,
-    with_costs,
-)
-from llm_perf_opt.analysis.optimize.recommend import experiment_yaml, in_words, pasted_code, path_to_best
-from llm_perf_opt.analysis.optimize.search import ExperimentSearch
-from llm_perf_opt.analysis.optimize.verdict import (
-    LossLimits,
-    bound_held,
-    break_even_tokens,
-    broken_constraints,
-    calibrate_rules,
-    check_outputs,
-    compare_passes,
-    gains_of_causes,
-    is_hopeless,
-    judge_experiment,
-)
 from llm_perf_opt.compare.gate import parse_condition
 from llm_perf_opt.compare.stability import RepeatedValue
 from llm_perf_opt.diagnosis.cause import load_causes
@@ -57,6 +22,41 @@ from llm_perf_opt.diagnosis.experiments import (
 )
 from llm_perf_opt.diagnosis.facts import RunFacts
 from llm_perf_opt.diagnosis.run import diagnose_run
+from llm_perf_opt.optimize.document import (
+    Agreement,
+    ExperimentRow,
+    MetricChange,
+    PredictedBound,
+    StartRow,
+)
+from llm_perf_opt.optimize.plan import (
+    PAIR_LOOKS,
+    Costs,
+    ExperimentPlan,
+    Situation,
+    TrialSet,
+    build_plan,
+    combine,
+    left_words,
+    look_share,
+    predict,
+    scaled_bound,
+    with_costs,
+)
+from llm_perf_opt.optimize.recommend import experiment_yaml, in_words, pasted_code, path_to_best
+from llm_perf_opt.optimize.search import ExperimentSearch
+from llm_perf_opt.optimize.verdict import (
+    LossLimits,
+    bound_held,
+    break_even_tokens,
+    broken_constraints,
+    calibrate_rules,
+    check_outputs,
+    compare_passes,
+    gains_of_causes,
+    is_hopeless,
+    judge_experiment,
+)
 from llm_perf_opt.pipeline.compose import ConfigEntry, compose_config
 from llm_perf_opt.report.optimize.page import gain_bars
 from llm_perf_opt.report.optimize.text import row_cells

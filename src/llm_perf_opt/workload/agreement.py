@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analysis.optimize.document import Agreement
 from llm_perf_opt.errors import ProfilingError
+from llm_perf_opt.optimize.document import Agreement
 from llm_perf_opt.workload.generation import PartClock
 from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.nvtx import silent

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.optimize.document import HIGHER_IS_BETTER, UNITS, ExperimentRow, OptimizeDocument
 from llm_perf_opt.core.units import format_factor, format_quantity
+from llm_perf_opt.optimize.document import HIGHER_IS_BETTER, UNITS, ExperimentRow, OptimizeDocument
 from llm_perf_opt.report.compare.page import page_environment, style_sheet
 from llm_perf_opt.report.optimize.text import (
     CALIBRATION_COLUMNS,

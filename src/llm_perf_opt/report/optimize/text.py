@@ -2,7 +2,9 @@
 
 import textwrap
 
-from llm_perf_opt.analysis.optimize.document import (
+from llm_perf_opt.core.markdown import code, escape, table
+from llm_perf_opt.core.units import digits, format_bytes, format_factor, format_quantity
+from llm_perf_opt.optimize.document import (
     UNITS,
     ExperimentRow,
     MetricChange,
@@ -10,9 +12,7 @@ from llm_perf_opt.analysis.optimize.document import (
     PathStep,
     RuleCalibration,
 )
-from llm_perf_opt.analysis.optimize.plan import ExperimentPlan
-from llm_perf_opt.core.markdown import code, escape, table
-from llm_perf_opt.core.units import digits, format_bytes, format_factor, format_quantity
+from llm_perf_opt.optimize.plan import ExperimentPlan
 from llm_perf_opt.system.terminal import terminal_table
 
 WIDTH = 79

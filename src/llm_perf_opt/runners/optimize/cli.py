@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.analysis.optimize.document import OBJECTIVES, UNITS, OptimizeDocument
 from llm_perf_opt.compare.gate import parse_condition
 from llm_perf_opt.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError
+from llm_perf_opt.optimize.document import OBJECTIVES, UNITS, OptimizeDocument
 from llm_perf_opt.runners.arguments import CommandParser, written_by
 from llm_perf_opt.system.files import real_path
 
@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _options(args: argparse.Namespace, *, is_program: bool) -> "OptimizeOptions":
     """Every problem of the options at once."""
-    from llm_perf_opt.analysis.optimize.verdict import MAX_KL, MIN_TOP1, LossLimits
+    from llm_perf_opt.optimize.verdict import MAX_KL, MIN_TOP1, LossLimits
     from llm_perf_opt.runners.optimize.run import OptimizeOptions
 
     problems = []
@@ -236,7 +236,7 @@ def _optimize_program(args: argparse.Namespace, options: "OptimizeOptions", comm
     import shutil
     from functools import partial
 
-    from llm_perf_opt.analysis.optimize.plan import Costs, Situation, build_plan
+    from llm_perf_opt.optimize.plan import Costs, Situation, build_plan
     from llm_perf_opt.pipeline.console import make_console
     from llm_perf_opt.profiling.vendor.tools import probe_host
     from llm_perf_opt.report.optimize.text import render_plan, render_terminal

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llm_perf_opt.analysis.optimize.document import OutputCheck
-from llm_perf_opt.analysis.optimize.plan import TrialSet
-from llm_perf_opt.analysis.optimize.verdict import LossLimits
 from llm_perf_opt.compare.stability import RepeatedValue
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.marks import MARKS_DIR
+from llm_perf_opt.optimize.document import OutputCheck
+from llm_perf_opt.optimize.plan import TrialSet
+from llm_perf_opt.optimize.verdict import LossLimits
 from llm_perf_opt.profiling.baseline import last_words
 from llm_perf_opt.profiling.program import phase_metrics, read_marks
 from llm_perf_opt.runners.optimize.protocol import WorkerReady

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_perf_opt.analysis.optimize.document import Agreement
+from llm_perf_opt.optimize.document import Agreement
 
 # The path of the socket, for the worker.
 SOCKET = "LLM_PERF_OPTIMIZE_SOCKET"

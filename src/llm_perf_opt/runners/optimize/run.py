@@ -7,7 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from llm_perf_opt.analysis.optimize.document import (
+from llm_perf_opt.compare.gate import Condition
+from llm_perf_opt.compare.stability import RepeatedValue
+from llm_perf_opt.compare.statistics import Pass, level_of
+from llm_perf_opt.core.manifest import write_json
+from llm_perf_opt.core.names import MEASURED_GAINS_FILE
+from llm_perf_opt.diagnosis.facts import Known
+from llm_perf_opt.errors import CommandFailed, ConfigError, ProfilingError, ToolError
+from llm_perf_opt.optimize.document import (
     ExperimentRow,
     ExperimentStatus,
     MetricChange,
@@ -18,7 +25,7 @@ from llm_perf_opt.analysis.optimize.document import (
     Recommendation,
     StartRow,
 )
-from llm_perf_opt.analysis.optimize.plan import (
+from llm_perf_opt.optimize.plan import (
     PAIR_LOOKS,
     PHASE_OF,
     USUAL_PAIRS,
@@ -31,14 +38,14 @@ from llm_perf_opt.analysis.optimize.plan import (
     scaled_bound,
     with_costs,
 )
-from llm_perf_opt.analysis.optimize.recommend import (
+from llm_perf_opt.optimize.recommend import (
     distance_to_bound,
     in_words,
     pasted_code,
     path_to_best,
 )
-from llm_perf_opt.analysis.optimize.search import ExperimentSearch
-from llm_perf_opt.analysis.optimize.verdict import (
+from llm_perf_opt.optimize.search import ExperimentSearch
+from llm_perf_opt.optimize.verdict import (
     LossLimits,
     MeasuredMetric,
     bound_held,
@@ -51,13 +58,6 @@ from llm_perf_opt.analysis.optimize.verdict import (
     is_settled,
     judge_experiment,
 )
-from llm_perf_opt.compare.gate import Condition
-from llm_perf_opt.compare.stability import RepeatedValue
-from llm_perf_opt.compare.statistics import Pass, level_of
-from llm_perf_opt.core.manifest import write_json
-from llm_perf_opt.core.names import MEASURED_GAINS_FILE
-from llm_perf_opt.diagnosis.facts import Known
-from llm_perf_opt.errors import CommandFailed, ConfigError, ProfilingError, ToolError
 from llm_perf_opt.pipeline.console import Console, StageTurn
 from llm_perf_opt.report.optimize.page import render_page
 from llm_perf_opt.report.optimize.text import render_markdown

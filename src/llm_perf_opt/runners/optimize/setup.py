@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llm_perf_opt.analysis.optimize.plan import TrialSet
-from llm_perf_opt.analysis.optimize.recommend import EXPERIMENT, experiment_yaml
 from llm_perf_opt.config.legacy import override_key
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
@@ -17,6 +15,8 @@ from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.facts import RunFacts
 from llm_perf_opt.diagnosis.run import diagnose_run
 from llm_perf_opt.errors import CommandFailed, ConfigError
+from llm_perf_opt.optimize.plan import TrialSet
+from llm_perf_opt.optimize.recommend import EXPERIMENT, experiment_yaml
 from llm_perf_opt.pipeline.compose import (
     COMPOSITION_ERRORS,
     ConfigEntry,

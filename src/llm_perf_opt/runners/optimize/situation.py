@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from llm_perf_opt.analysis.optimize.document import Objective
-from llm_perf_opt.analysis.optimize.plan import START_S, Costs, ExperimentPlan, Situation, build_plan
 from llm_perf_opt.config.schema import AUTO
 from llm_perf_opt.core.names import PHASES
 from llm_perf_opt.diagnosis.experiments import EXPERIMENTS, Remedy
 from llm_perf_opt.diagnosis.facts import Known
+from llm_perf_opt.optimize.document import Objective
+from llm_perf_opt.optimize.plan import START_S, Costs, ExperimentPlan, Situation, build_plan
 from llm_perf_opt.runners.optimize.setup import OptimizedModel, Profile
 from llm_perf_opt.workload.dataset import PAGES
 from llm_perf_opt.workload.models.registry import load_adapter

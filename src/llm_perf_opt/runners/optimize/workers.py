@@ -12,15 +12,15 @@ from typing import Protocol
 
 import msgspec
 
-from llm_perf_opt.analysis.optimize.document import OutputCheck
-from llm_perf_opt.analysis.optimize.plan import TrialSet
-from llm_perf_opt.analysis.optimize.verdict import LossLimits, check_outputs
 from llm_perf_opt.compare.stability import RepeatedValue
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.records import Progress, read_progress
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.model.hardware.calibrate import cache_dir
+from llm_perf_opt.optimize.document import OutputCheck
+from llm_perf_opt.optimize.plan import TrialSet
+from llm_perf_opt.optimize.verdict import LossLimits, check_outputs
 from llm_perf_opt.profiling.baseline import last_words
 from llm_perf_opt.profiling.vendor.launch import build_work_argv, bytecode_environment, workload_overrides
 from llm_perf_opt.runners.optimize.protocol import SOCKET, Answer, PassSample, WorkerAsk, WorkerReady

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from llm_perf_opt.analysis.optimize.plan import ExperimentPlan, Situation, TrialSet, combine
 from llm_perf_opt.core.units import format_factor
 from llm_perf_opt.diagnosis.experiments import Remedy
+from llm_perf_opt.optimize.plan import ExperimentPlan, Situation, TrialSet, combine
 
 # A bound must be this much above what is there already to be worth the time.
 WORTH = 1.02

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from llm_perf_opt.analysis.optimize.document import UNITS, Distance, ExperimentRow, PathStep, StartRow
-from llm_perf_opt.analysis.optimize.plan import PHASE_OF, TrialSet
 from llm_perf_opt.core.units import digits, format_factor
 from llm_perf_opt.diagnosis.facts import Known, RunFacts
+from llm_perf_opt.optimize.document import UNITS, Distance, ExperimentRow, PathStep, StartRow
+from llm_perf_opt.optimize.plan import PHASE_OF, TrialSet
 
 EXPERIMENT = "optimized"
 

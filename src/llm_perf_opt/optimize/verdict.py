@@ -11,7 +11,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.optimize.document import (
+from llm_perf_opt.compare.gate import Condition
+from llm_perf_opt.compare.statistics import THRESHOLD, ChangeEstimate, Pass, Verdict, estimate, judge
+from llm_perf_opt.core.units import digits, format_factor
+from llm_perf_opt.optimize.document import (
     HIGHER_IS_BETTER,
     UNITS,
     Agreement,
@@ -22,9 +25,6 @@ from llm_perf_opt.analysis.optimize.document import (
     OutputCheck,
     RuleCalibration,
 )
-from llm_perf_opt.compare.gate import Condition
-from llm_perf_opt.compare.statistics import THRESHOLD, ChangeEstimate, Pass, Verdict, estimate, judge
-from llm_perf_opt.core.units import digits, format_factor
 
 ROUNDING = 8.0
 EPSILON = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}

@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from llm_perf_opt.analysis.optimize.document import ExperimentRow, ExperimentStatus, Objective, PredictedBound
 from llm_perf_opt.compare.statistics import shared_among
 from llm_perf_opt.core.names import DECODE, PHASES, PREFILL
 from llm_perf_opt.core.units import format_factor, format_ms
@@ -16,6 +15,7 @@ from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.experiments import EXPERIMENTS, THROUGHPUT, Remedy
 from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.diagnosis.scope import LAUNCH_BOUND_IDLE
+from llm_perf_opt.optimize.document import ExperimentRow, ExperimentStatus, Objective, PredictedBound
 
 # What is not known before the first start: of the process with its imports and weights.
 START_S = {"gpu": 20.0, "cpu": 12.0}
