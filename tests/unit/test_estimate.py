@@ -26,7 +26,7 @@ from llm_perf_opt.model.estimate.requests import (
 from llm_perf_opt.model.estimate.steps import Setting, step_estimate
 from llm_perf_opt.model.hardware.hardware import load_catalogue
 from llm_perf_opt.model.hardware.work import Dtypes, Step
-from llm_perf_opt.runners.predict.machine import parse_amd_smi, parse_rocm_smi
+from llm_perf_opt.planning.machine import parse_amd_smi, parse_rocm_smi
 from tests.support.fixtures_dir import REPO
 from tests.support.static_cases import preset_model
 

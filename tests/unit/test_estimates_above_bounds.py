@@ -13,9 +13,9 @@ from llm_perf_opt.model.hardware.hardware import CPU, Resolved, load_catalogue
 from llm_perf_opt.model.hardware.roofline import datasheet_ceilings
 from llm_perf_opt.model.static.forms import MLA_MODES
 from llm_perf_opt.model.static.parts import Model
+from llm_perf_opt.planning.predict_request import Case, parse_request
+from llm_perf_opt.planning.prediction import Row, bound_ms
 from llm_perf_opt.runners.predict.cli import Subject, predict_row, subjects
-from llm_perf_opt.runners.predict.request import Case, parse_request
-from llm_perf_opt.runners.predict.row import Row, bound_ms
 from tests.support.serving_bound import Requests, batch_bound_ms, serving_bound_tokens_per_s
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ from llm_perf_opt.model.estimate.requests import Load, prompt_ms, token_ms
 from llm_perf_opt.model.estimate.steps import Setting
 from llm_perf_opt.model.hardware.hardware import load_catalogue
 from llm_perf_opt.model.hardware.work import Dtypes
-from llm_perf_opt.runners.plan.disaggregate import PoolOption, best_pools
-from llm_perf_opt.runners.plan.search import Demand, Limits
+from llm_perf_opt.planning.deployments import Demand, Limits
+from llm_perf_opt.planning.disaggregation import PoolOption, best_pools
 from tests.support.static_cases import preset_model
 
 ASKED = ["plan", "model=llama3_8b", "hardware=h200,l40s", "--context", "4096", "--devices=2"]

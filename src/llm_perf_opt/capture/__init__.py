@@ -11,8 +11,8 @@ would do, `exclusive` gives each busy instant of a GPU to one kernel, `copy_kern
 data do, `gemms` in which precision products run, `launch_shapes` which launches leave most of a GPU empty, `floors`
 what optimizers and copies need at least.
 
-Sub-packages: `readers` (files to a timeline), `kernels` (names, classes, counters of ncu), `ranks` (communication, overlap,
-who waited for whom).
+Sub-packages: `readers` (files to a timeline), `kernels` (names, classes, counters of ncu), `ranks` (communication,
+overlap, who waited for whom).
 
 Read `timeline`, then `ranges`; `llm_perf_opt.diagnosis.evidence` calls them all. `rows` stays free of numpy: a kernel
 summary starts without it.

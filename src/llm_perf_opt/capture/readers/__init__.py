@@ -1,7 +1,7 @@
 """Readers of files other tools wrote: bytes or rows in, records out, nothing decided.
 
-nsys:  `nsys_sqlite` (timeline; over `nsys_database`, `nsys_columns` and `sqlite_pages`), `nsys_summary` and `nsys_stats`
-       (kernel summaries), `nsys_log` (what it printed)
+nsys:  `nsys_sqlite` (timeline; over `nsys_database`, `nsys_columns` and `sqlite_pages`), `nsys_summary` and
+       `nsys_stats` (kernel summaries), `nsys_log` (what it printed)
 ncu:   `ncu_report` (.ncu-rep), `ncu_csv` (both pages), `ncu_log` (what it printed)
 torch: `torch_trace` (the reader; over `trace_text`, `trace_decode`, `trace_rare` and `trace_workers`),
        `memory_snapshot` (pickles of its allocator)

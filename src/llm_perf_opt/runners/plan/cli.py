@@ -14,7 +14,7 @@ from llm_perf_opt.model.estimate.requests import PROMPT_TOKENS, Load
 from llm_perf_opt.model.estimate.steps import Setting
 from llm_perf_opt.model.static.analysis import Analysis
 from llm_perf_opt.model.static.parts import Model
-from llm_perf_opt.runners.plan.calibrated import (
+from llm_perf_opt.planning.calibration import (
     OPTION,
     MeasuredServer,
     is_steady,
@@ -22,14 +22,14 @@ from llm_perf_opt.runners.plan.calibrated import (
     read_server,
     render_calibrated,
 )
-from llm_perf_opt.runners.plan.disaggregate import PoolOption, Pools, best_pools
-from llm_perf_opt.runners.plan.search import LARGEST_BATCH, Demand, Limits, batches, layouts, serve
-from llm_perf_opt.runners.plan.table import PlanResult, render_plan
+from llm_perf_opt.planning.counted import MetaModel
+from llm_perf_opt.planning.deployments import LARGEST_BATCH, Demand, Limits, batches, layouts, serve
+from llm_perf_opt.planning.disaggregation import PoolOption, Pools, best_pools
+from llm_perf_opt.planning.plan_table import PlanResult, render_plan
+from llm_perf_opt.planning.predict_request import LARGEST_NUMBER, Case, Request, parse_request
+from llm_perf_opt.planning.prediction import Row
+from llm_perf_opt.planning.prediction_files import write_csv, write_plot
 from llm_perf_opt.runners.predict.cli import Subject, find_hardware, predict_row, print_json, subjects
-from llm_perf_opt.runners.predict.counted import MetaModel
-from llm_perf_opt.runners.predict.files import write_csv, write_plot
-from llm_perf_opt.runners.predict.request import LARGEST_NUMBER, Case, Request, parse_request
-from llm_perf_opt.runners.predict.row import Row
 
 HELP = """\
 llm-perf plan [OVERRIDE ...] [--ttft-ms MS] [--tpot-ms MS] [--context TOKENS]

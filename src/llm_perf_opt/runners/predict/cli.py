@@ -55,15 +55,15 @@ from llm_perf_opt.model.static.document import (
 from llm_perf_opt.model.static.memory import RESERVE, InMemory, held_context
 from llm_perf_opt.model.static.parts import Model
 from llm_perf_opt.model.static.quantised import Quantised, read_quantised, run_dtypes, stored_weights
+from llm_perf_opt.planning.counted import MetaModel, count_model
+from llm_perf_opt.planning.machine import this_cpu, this_device
+from llm_perf_opt.planning.predict_request import Case, Request, parse_request
+from llm_perf_opt.planning.prediction import BY_KEY, Row, sorted_rows
+from llm_perf_opt.planning.prediction_files import write_csv, write_plot
+from llm_perf_opt.planning.prediction_table import WIDTH, render_table
+from llm_perf_opt.planning.source import fetch_config, find_config
+from llm_perf_opt.planning.vision_params import Beside, count_beside
 from llm_perf_opt.profiling.static_child import shape_from_config
-from llm_perf_opt.runners.predict.beside import Beside, count_beside
-from llm_perf_opt.runners.predict.counted import MetaModel, count_model
-from llm_perf_opt.runners.predict.files import write_csv, write_plot
-from llm_perf_opt.runners.predict.machine import this_cpu, this_device
-from llm_perf_opt.runners.predict.request import Case, Request, parse_request
-from llm_perf_opt.runners.predict.row import BY_KEY, Row, sorted_rows
-from llm_perf_opt.runners.predict.source import fetch_config, find_config
-from llm_perf_opt.runners.predict.table import WIDTH, render_table
 from llm_perf_opt.system.terminal import screen_width
 from llm_perf_opt.workload.dataset import PAGES
 from llm_perf_opt.workload.models.base import ModelAdapter

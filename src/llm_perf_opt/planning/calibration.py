@@ -14,8 +14,8 @@ import msgspec
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.model.estimate.measured import MeasuredLevel, MeasuredPace, left_out_errors, median_error
 from llm_perf_opt.model.estimate.queueing import LoadTimes, closed_load, open_load
-from llm_perf_opt.runners.plan.search import CLOSE, Demand, Limits
-from llm_perf_opt.runners.predict.table import WIDTH
+from llm_perf_opt.planning.deployments import CLOSE, Demand, Limits
+from llm_perf_opt.planning.prediction_table import WIDTH
 from llm_perf_opt.serving.results import BENCH, BENCH_FILE, BenchDocument, LevelResult
 from llm_perf_opt.system.files import read_limited
 from llm_perf_opt.system.terminal import screen_width, terminal_table

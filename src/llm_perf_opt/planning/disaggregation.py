@@ -13,7 +13,7 @@ from llm_perf_opt.model.estimate.parallel import Layout
 from llm_perf_opt.model.estimate.requests import Load, prompt_ms, token_ms
 from llm_perf_opt.model.estimate.steps import Setting
 from llm_perf_opt.model.static.closed_form import kv_bytes
-from llm_perf_opt.runners.plan.search import Demand, Limits
+from llm_perf_opt.planning.deployments import Demand, Limits
 
 # Bytes per second between pools: one 400 Gbit/s adapter a device.
 NETWORK_BYTES_PER_S = 50e9

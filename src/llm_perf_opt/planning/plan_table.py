@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.model.estimate.parallel import Layout
-from llm_perf_opt.runners.plan.disaggregate import Pools
-from llm_perf_opt.runners.plan.launch import as_lines, sglang_command, vllm_command
-from llm_perf_opt.runners.plan.search import Demand, Limits, best_of_each, bill, front, price, rate_per_device
-from llm_perf_opt.runners.predict.row import Row
-from llm_perf_opt.runners.predict.table import WIDTH
+from llm_perf_opt.planning.deployments import Demand, Limits, best_of_each, bill, front, price, rate_per_device
+from llm_perf_opt.planning.disaggregation import Pools
+from llm_perf_opt.planning.launch_command import as_lines, sglang_command, vllm_command
+from llm_perf_opt.planning.prediction import Row
+from llm_perf_opt.planning.prediction_table import WIDTH
 from llm_perf_opt.system.terminal import screen_width, terminal_table
 
 ACCURACY = (

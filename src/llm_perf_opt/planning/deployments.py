@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from llm_perf_opt.model.estimate.parallel import Layout, layout_problem
 from llm_perf_opt.model.static.parts import Model, Moe
-from llm_perf_opt.runners.predict.request import Case
-from llm_perf_opt.runners.predict.row import Row
+from llm_perf_opt.planning.predict_request import Case
+from llm_perf_opt.planning.prediction import Row
 
 POWERS = (1, 2, 4, 8, 16, 32, 64)
 LARGEST_BATCH = 1024

@@ -11,8 +11,8 @@ from llm_perf_opt.model.static.analysis import Analysis
 from llm_perf_opt.model.static.closed_form import kv_bytes
 from llm_perf_opt.model.static.counted import CountedAnalysis
 from llm_perf_opt.model.static.prediction import PhasePrediction
-from llm_perf_opt.runners.predict.counted import counted_predictions
-from llm_perf_opt.runners.predict.request import Case
+from llm_perf_opt.planning.counted import counted_predictions
+from llm_perf_opt.planning.predict_request import Case
 
 Value = str | float | int | None
 

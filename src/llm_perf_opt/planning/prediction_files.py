@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from llm_perf_opt.runners.predict.row import COLUMNS, Row, middle_ms
+from llm_perf_opt.planning.prediction import COLUMNS, Row, middle_ms
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 440, 80, 60, 40
 COLOURS = ("#3366aa", "#cc5533", "#338855", "#885599", "#aa8822", "#448899")

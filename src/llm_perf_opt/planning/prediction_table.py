@@ -8,7 +8,7 @@ from llm_perf_opt.model.static.analysis import Analysis
 from llm_perf_opt.model.static.closed_form import kv_bytes
 from llm_perf_opt.model.static.counted import CountedAnalysis
 from llm_perf_opt.model.static.forms import state_elements
-from llm_perf_opt.runners.predict.row import BY_KEY, COLUMNS, Column, Row, Value
+from llm_perf_opt.planning.prediction import BY_KEY, COLUMNS, Column, Row, Value
 from llm_perf_opt.system.terminal import terminal_table
 
 WIDTH = 80
