@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from llm_perf_opt.commands.compare import AUTO_LOOKS
 from llm_perf_opt.compare.stability import RepeatedValue
 from llm_perf_opt.compare.statistics import (
     GIVEN,
@@ -32,7 +33,6 @@ from llm_perf_opt.compare.statistics import (
     shared_among,
     start_variation,
 )
-from llm_perf_opt.runners.compare.cli import AUTO_LOOKS
 
 RESULT = Path(__file__).with_name("results") / "compare_statistics.json"
 TRIALS = 600

@@ -91,7 +91,6 @@ _HOMES = {
     "core.documents": ("ClockSample", "CounterDocument", "CounterSpan", "CounterTrack"),
     "core.host": ("Gpu", "Host", "Tool"),
     "core.manifest": ("RunManifest", "read_manifest"),
-    "core.process": ("CommandResult",),
     "core.records": ("CommandRecord", "Metric", "StageFile", "StageOutput", "StageRecord", "StageTraits"),
     "core.sections": ("Link", "Picture", "Section", "SectionTable"),
     "core.stage": ("CommandRunner", "Obstacle", "Preview", "Stage", "StageContext", "StageFailed"),
@@ -101,6 +100,7 @@ _HOMES = {
     "profiling.nvml": ("GpuSamples", "sample_gpus"),
     "profiling.workload_run": ("WorkloadRun", "WorkloadSpan", "run_workload"),
     "report.charts": ("ChartBand", "draw_chart"),
+    "system.process": ("CommandResult",),
     "workload.models.base": ("LoadedModel", "ModelAdapter", "Sample", "StepOutput"),
     "workload.watcher": ("WorkloadWatcher",),
 }

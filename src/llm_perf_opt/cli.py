@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from llm_perf_opt import __version__
+from llm_perf_opt.commands.entry import run_safely
 from llm_perf_opt.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, ProfilingError, did_you_mean, print_error
-from llm_perf_opt.runners.program import run_safely
 
 
 class Command(NamedTuple):
@@ -28,24 +28,26 @@ _RUN = ("config", ("model", "dataset", "hardware", "experiment"))
 _PREDICT = ("config", ("model", "hardware"))
 # In the order a reader needs them; only the chosen one's module is imported.
 COMMANDS = {
-    "profile": Command("profile_orchestrator", "[OVERRIDE ...]", "a model through the stages, one report", *_RUN),
-    "run": Command("run_program", "-- PROGRAM ...", "any program through every stage, one report", *_RUN),
-    "bench": Command(
-        "bench.cli", "[OVERRIDE ...]", "a server under load, started or running", "bench", ("server", "dataset")
+    "profile": Command(
+        "runners.profile_orchestrator", "[OVERRIDE ...]", "a model through all stages, one report", *_RUN
     ),
-    "infer": Command("direct_inference_runner", "[OVERRIDE ...]", "plain inference, no profiler", *_RUN),
-    "predict": Command("predict.cli", "[OVERRIDE ...]", "what hardware allows, before anything runs", *_PREDICT),
-    "plan": Command("plan.cli", "[OVERRIDE ...]", "which device, how many, which batch", *_PREDICT),
-    "analyze": Command("analyze.cli", "FILE ...", "captures made elsewhere: nsys, ncu, torch"),
-    "compare": Command("compare.cli", "BASE CANDIDATE", "did it help? --gate for CI"),
-    "bisect": Command("bisect.cli", "GOOD BAD -- PROGRAM", "the commit or version that made it slower"),
-    "optimize": Command("optimize.cli", "[OVERRIDE ...]", "try what the findings advise, verify it", *_RUN),
-    "open": Command("report", "[RUN_DIR]", "show a report, by default the newest", function="main_open"),
-    "report": Command("report", "RUN_DIR", "render a run's reports again"),
-    "runs": Command("runs", "[DIR]", "list, filter, sort and draw runs"),
-    "sweep": Command("sweep", "report|resume DIR", "a sweep's runs on one page; run what is left"),
-    "export": Command("export", "RUN_DIR --to WHERE", "numbers for Prometheus, MLflow, W&B"),
-    "doctor": Command("doctor", "[--json]", "what this machine can do, and remedies"),
+    "run": Command("commands.run", "-- PROGRAM ...", "any program through every stage, one report", *_RUN),
+    "bench": Command(
+        "commands.bench", "[OVERRIDE ...]", "a server under load, started or running", "bench", ("server", "dataset")
+    ),
+    "infer": Command("runners.direct_inference_runner", "[OVERRIDE ...]", "plain inference, no profiler", *_RUN),
+    "predict": Command("commands.predict", "[OVERRIDE ...]", "what hardware allows, before anything runs", *_PREDICT),
+    "plan": Command("commands.plan", "[OVERRIDE ...]", "which device, how many, which batch", *_PREDICT),
+    "analyze": Command("commands.analyze", "FILE ...", "captures made elsewhere: nsys, ncu, torch"),
+    "compare": Command("commands.compare", "BASE CANDIDATE", "did it help? --gate for CI"),
+    "bisect": Command("commands.bisect", "GOOD BAD -- PROGRAM", "the commit or version that made it slower"),
+    "optimize": Command("commands.optimize", "[OVERRIDE ...]", "try what the findings advise, verify it", *_RUN),
+    "open": Command("commands.report", "[RUN_DIR]", "show a report, by default the newest", function="main_open"),
+    "report": Command("commands.report", "RUN_DIR", "render a run's reports again"),
+    "runs": Command("commands.runs", "[DIR]", "list, filter, sort and draw runs"),
+    "sweep": Command("commands.sweep", "report|resume DIR", "a sweep's runs on one page; run what is left"),
+    "export": Command("commands.export", "RUN_DIR --to WHERE", "numbers for Prometheus, MLflow, W&B"),
+    "doctor": Command("commands.doctor", "[--json]", "what this machine can do, and remedies"),
 }
 OPTIONS = {
     "--install-completion": "let bash, zsh or fish complete keys and choices",
@@ -95,7 +97,7 @@ def _dispatch(args: list[str]) -> int:
         hint = did_you_mean(name, [*COMMANDS, *OPTIONS]) or _as_setting(name, rest)
         raise ConfigError(f"{name!r}: no such command{hint}, allowed: {', '.join(COMMANDS)}")
     command = COMMANDS[name]
-    module = importlib.import_module(f"llm_perf_opt.runners.{command.module}")
+    module = importlib.import_module(f"llm_perf_opt.{command.module}")
     return int(getattr(module, command.function)(rest))
 
 

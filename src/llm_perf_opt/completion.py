@@ -148,7 +148,7 @@ def _starting(candidates: Sequence[Candidate], word: str) -> list[Candidate]:
 def _flags(module: str, function: str) -> list[Candidate]:
     """The flags a command's own help names."""
     text = StringIO()
-    run: Callable[[list[str]], int] = getattr(importlib.import_module(f"llm_perf_opt.runners.{module}"), function)
+    run: Callable[[list[str]], int] = getattr(importlib.import_module(f"llm_perf_opt.{module}"), function)
     with redirect_stdout(text), suppress(SystemExit):
         run(["--help"])
     return [Candidate(flag) for flag in dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][\w-]*", text.getvalue()))]

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.config.arguments import parse_arguments
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.pipeline.compose import ConfigEntry, Given, compose_config, translate_files, type_config
-from llm_perf_opt.runners.arguments import parse_arguments
 
 TINY = ("model=deepseek_ocr_tiny", "dataset=synthetic")
 HOME = Path("/home/me")

@@ -22,17 +22,17 @@ from llm_perf_opt.capture.readers.ncu_log import parse_ncu_log
 from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.capture.readers.nsys_stats import parse_stats
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
+from llm_perf_opt.config.arguments import parse_arguments
 from llm_perf_opt.config.load import load_config
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.model.families.known import read_text_model
 from llm_perf_opt.model.static.config_json import read_config_json
+from llm_perf_opt.pipeline.analyze.kinds import kind_of
 from llm_perf_opt.pipeline.compose import COMPOSITION_ERRORS, compose_config, explain_composition_error
 from llm_perf_opt.pipeline.plan import find_entry_points, load_registry
 from llm_perf_opt.pipeline.provenance import recorded_inputs
 from llm_perf_opt.profiling.nsys.scrub import scrub_export
-from llm_perf_opt.runners.analyze.kinds import kind_of
-from llm_perf_opt.runners.arguments import parse_arguments
 from llm_perf_opt.system.redact import Redactor
 from llm_perf_opt.system.terminal import printable
 from llm_perf_opt.workload.models.snapshot import read_config

@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.capture.readers.nsys_log import failure_words, import_notes
+from llm_perf_opt.commands.sweep import read_sweep
 from llm_perf_opt.compare.gate import parse_condition
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import DatasetSection
+from llm_perf_opt.pipeline.bench.config import type_bench
 from llm_perf_opt.pipeline.catalogue import as_row
+from llm_perf_opt.pipeline.compare.interleave import parse_experiment
 from llm_perf_opt.pipeline.index import index_run, parse_filter
+from llm_perf_opt.pipeline.optimize.user_experiments import read_experiments
 from llm_perf_opt.planning.machine import parse_amd_smi, parse_rocm_smi
 from llm_perf_opt.planning.predict_request import parse_request
 from llm_perf_opt.report.openmetrics import render_openmetrics
 from llm_perf_opt.report.samples import parse_samples
 from llm_perf_opt.report.write import write_view
-from llm_perf_opt.runners.bench.cli import type_bench
-from llm_perf_opt.runners.compare.interleave import parse_experiment
-from llm_perf_opt.runners.optimize.given import read_experiments
-from llm_perf_opt.runners.sweep import read_sweep
 from llm_perf_opt.serving.counters import parse_counters
 from llm_perf_opt.serving.foreign import read_results
 from llm_perf_opt.workload.dataset import TOKENS, list_samples

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.errors import ProfilingError
-from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, TORCH
-from llm_perf_opt.runners.analyze.read import read_captures
+from llm_perf_opt.pipeline.analyze.kinds import NCU, NSYS, TORCH
+from llm_perf_opt.pipeline.analyze.read import read_captures
 from tests.support.fixtures_dir import REPO, shared_fixtures
 
 TABLE = REPO / "tests" / "data" / "verdicts.tsv"

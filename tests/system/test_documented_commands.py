@@ -21,16 +21,15 @@ import pytest
 import yaml
 
 from llm_perf_opt.cli import COMMANDS, main
+from llm_perf_opt.commands import bisect, optimize
+from llm_perf_opt.commands.run import implied_overrides, split_command
+from llm_perf_opt.config.arguments import parse_arguments
 from llm_perf_opt.core.names import BUILT_IN
+from llm_perf_opt.pipeline.bench.config import read_config
+from llm_perf_opt.pipeline.compare.interleave import parse_experiment
 from llm_perf_opt.pipeline.compose import compose_config, type_config
 from llm_perf_opt.pipeline.plan import find_entry_points, open_plugin_keys
-from llm_perf_opt.runners.arguments import parse_arguments
-from llm_perf_opt.runners.bench.cli import read_config
-from llm_perf_opt.runners.bisect import cli as bisect
-from llm_perf_opt.runners.compare.interleave import parse_experiment
-from llm_perf_opt.runners.optimize import cli as optimize
 from llm_perf_opt.runners.profile_orchestrator import INFER_OVERRIDES
-from llm_perf_opt.runners.run_program import implied_overrides, split_command
 from llm_perf_opt.serving.records import RequestRecord
 from llm_perf_opt.serving.results import BenchDocument, LevelResult
 from tests.support.fixtures_dir import REPO

@@ -159,7 +159,7 @@ def test_a_load_test_on_a_full_disk_says_so_and_keeps_what_it_measured(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write_whole(path, data)
 
-    monkeypatch.setattr("llm_perf_opt.runners.bench.run.write_whole", full)
+    monkeypatch.setattr("llm_perf_opt.pipeline.bench.run.write_whole", full)
     with fake_server() as server:
         assert main(["bench", f"server.url={server.url}", *LOAD, "load.concurrency=1,2"]) == 1
     reason = "the run could not go on: No space left on device"
@@ -291,7 +291,7 @@ def test_an_error_nobody_foresaw_is_one_line_and_a_file_with_its_trace(
         raise ZeroDivisionError("token=abcdef123456 by zero\nsecond line")
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("llm_perf_opt.runners.runs.main", surprise)
+    monkeypatch.setattr("llm_perf_opt.commands.runs.main", surprise)
     assert main(["runs"]) == 1
     (trace,) = tmp_path.iterdir()
     assert capsys.readouterr().err == (

@@ -15,11 +15,11 @@ import pytest
 from llm_perf_opt.cli import main
 from llm_perf_opt.compare.bisect.search import BisectSearch, PairsRequest
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.runners.bisect import measure
-from llm_perf_opt.runners.bisect.flags import flag_line
-from llm_perf_opt.runners.bisect.line import PointFails, RunPlace
-from llm_perf_opt.runners.bisect.neighbours import Function, is_python, moved_functions, own_times
-from llm_perf_opt.runners.bisect.versions import versions_between
+from llm_perf_opt.pipeline.bisect import measure
+from llm_perf_opt.pipeline.bisect.flags import flag_line
+from llm_perf_opt.pipeline.bisect.line import PointFails, RunPlace
+from llm_perf_opt.pipeline.bisect.neighbours import Function, is_python, moved_functions, own_times
+from llm_perf_opt.pipeline.bisect.versions import versions_between
 from tests.support.schemas import valid, valid_file
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.capture.rows import Idle, RangeInstance, RangeRow
+from llm_perf_opt.commands.compare import AUTO_LOOKS
 from llm_perf_opt.compare.comparison import (
     CompareDocument,
     SideInput,
@@ -48,7 +49,6 @@ from llm_perf_opt.compare.statistics import (
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.runners.compare.cli import AUTO_LOOKS
 from tests.support.fixtures_dir import shared_fixtures
 from tests.support.report_runs import capture
 

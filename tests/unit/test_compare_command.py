@@ -16,11 +16,11 @@ from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest, write_manifest
 from llm_perf_opt.core.records import Metric, StageRecord
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.pipeline.compare import interleave
+from llm_perf_opt.pipeline.compare.interleave import Experiment, parse_experiment
+from llm_perf_opt.pipeline.compare.sides import read_side, read_sides
 from llm_perf_opt.report.compare.page import timeline_pair
 from llm_perf_opt.report.run_files import read_run_files
-from llm_perf_opt.runners.compare import interleave
-from llm_perf_opt.runners.compare.interleave import Experiment, parse_experiment
-from llm_perf_opt.runners.compare.sides import read_side, read_sides
 from tests.support.fixtures_dir import DATA, REPO
 from tests.support.report_runs import HOSTILE, capture, stage, write_run
 from tests.support.schemas import valid, valid_file

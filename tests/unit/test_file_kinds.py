@@ -14,8 +14,8 @@ from llm_perf_opt.capture.readers.nsys_stats import read_stats
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.cli import main
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.pipeline.analyze.kinds import NCU, NSYS, SUMMARY, TORCH, kind_of
 from llm_perf_opt.profiling.nsys.scrub import export_problem
-from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, SUMMARY, TORCH, kind_of
 from tests.support.fixtures_dir import shared_fixtures
 from tests.support.nsys_builder import Export
 from tests.support.trace_builder import event, write_trace

@@ -12,7 +12,7 @@ from llm_perf_opt.capture.timeline import Timeline
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.diagnosis.evidence import Measured, measure_timeline
-from llm_perf_opt.diagnosis.gaps.longest import LongGaps
+from llm_perf_opt.diagnosis.gaps.long_gaps import LongGaps
 from llm_perf_opt.diagnosis.gaps.report import IdleReport, report_idle
 from llm_perf_opt.diagnosis.gaps.startup import StartUpRow
 from llm_perf_opt.diagnosis.gaps.traits import AllocatorFlushes, LaunchBlocking, TimeSlices

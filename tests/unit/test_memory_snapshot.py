@@ -14,7 +14,7 @@ from llm_perf_opt.capture.allocations import BEFORE, OutOfMemoryRow, OwnerRow
 from llm_perf_opt.capture.readers.memory_snapshot import read_memory_snapshot
 from llm_perf_opt.cli import main
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.runners.analyze.kinds import SNAPSHOT, kind_of
+from llm_perf_opt.pipeline.analyze.kinds import SNAPSHOT, kind_of
 
 Rows = list[dict[str, Any]]
 MIB = 1 << 20

@@ -13,7 +13,7 @@ import pytest
 
 from llm_perf_opt.cli import main
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.runners.optimize.given import read_experiments
+from llm_perf_opt.pipeline.optimize.user_experiments import read_experiments
 from tests.support.orchestrator import command, environment
 from tests.support.schemas import valid_file
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from llm_perf_opt.capture.timeline import Ranges, Timeline, no_activities, no_calls
+from llm_perf_opt.commands.run import implied_overrides, refuse_input, split_command
+from llm_perf_opt.config.arguments import parse_arguments
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.baseline import clean_metrics, last_words
 from llm_perf_opt.profiling.injected import INJECT_DIR, injected_environment
@@ -22,8 +24,6 @@ from llm_perf_opt.profiling.program import (
 )
 from llm_perf_opt.profiling.range_phases import PRESETS, chosen_phases, with_phases
 from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig
-from llm_perf_opt.runners.arguments import parse_arguments
-from llm_perf_opt.runners.run_program import implied_overrides, refuse_input, split_command
 from llm_perf_opt.system.process import program_title
 from tests.support.model_presets import compose_preset
 

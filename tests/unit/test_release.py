@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llm_perf_opt.runners.doctor import scratch_check
+from llm_perf_opt.commands.doctor import scratch_check
 from scripts.release import ReleaseError, changes_of, check_tag
 from scripts.support_matrix import main as support_matrix
 from tests.support.fixtures_dir import REPO

@@ -14,7 +14,7 @@ import pytest
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.sections import SectionTable
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.runners.bench.cli import read_config
+from llm_perf_opt.pipeline.bench.config import read_config
 from llm_perf_opt.serving.client.lag import LoopLag
 from llm_perf_opt.serving.client.request import RequestTemplate
 from llm_perf_opt.serving.config import LoadLevel, LoadSection, ServerSection, SloSection

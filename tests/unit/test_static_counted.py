@@ -15,7 +15,7 @@ from llm_perf_opt.model.static.counted import (
     unknown_text,
 )
 from llm_perf_opt.model.static.operator_count import Count, Tally, count_module_parameters
-from llm_perf_opt.runners.static_runner import count_phases
+from llm_perf_opt.profiling.static_child import count_phases
 from tests.support.model_presets import adapter_of, compose_preset
 
 pytestmark = pytest.mark.slow

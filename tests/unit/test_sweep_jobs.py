@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from llm_perf_opt.commands.sweep import main
 from llm_perf_opt.core.manifest import read_manifest, write_manifest
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.compose import ConfigEntry, compose_config, first_bad_job
+from llm_perf_opt.pipeline.jobs.device_lock import devices_of, turn
 from llm_perf_opt.pipeline.jobs.launchers import describe, wait
 from llm_perf_opt.pipeline.jobs.record import JobEntry, JobsDocument, read_jobs, require_own, write_jobs
 from llm_perf_opt.pipeline.jobs.states import JobState, SchedulerQueue, ask_slurm, job_states
-from llm_perf_opt.pipeline.jobs.turns import devices_of, turn
-from llm_perf_opt.runners.sweep import main
 from llm_perf_opt.system.lock import locked
 from tests.support.report_runs import write_run
 from tests.support.schemas import valid_file

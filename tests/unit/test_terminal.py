@@ -13,12 +13,12 @@ import pytest
 from rich.text import Text
 
 from llm_perf_opt.capture.readers.ncu_log import read_ncu_progress
+from llm_perf_opt.commands.entry import run_safely
 from llm_perf_opt.core.manifest import read_manifest, write_manifest
 from llm_perf_opt.core.records import Progress, StageRecord, read_progress
 from llm_perf_opt.pipeline.console import Pace, StageTurn, answer, ended_line, progress_text, verdict_lines
 from llm_perf_opt.report.view.findings import FindingView
 from llm_perf_opt.report.write import write_view
-from llm_perf_opt.runners.program import run_safely
 from llm_perf_opt.system.terminal import screen_width, show, table_text, terminal_table, wrap_line
 from tests.support.report_runs import clean, stage, write_run
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.runners.bench.cli import read_config
+from llm_perf_opt.pipeline.bench.config import read_config
 from llm_perf_opt.serving.config import LoadLevel, LoadSection
 from llm_perf_opt.serving.schedule import arrival_times, levels_of, session_arrivals
 from llm_perf_opt.serving.traffic.files import read_traffic_file

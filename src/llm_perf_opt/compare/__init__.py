@@ -12,4 +12,6 @@ Read in this order:
 - `settings`: what else changed between two runs, and which of it is different work;
 - `gate`: conditions such as `tpot_ms<=+5%`, and whether they hold;
 - `comparison`: all of it as one document, `compare.json`.
+
+Sub-package: `bisect`, the search for the version that is slower.
 """

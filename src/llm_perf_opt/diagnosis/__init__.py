@@ -19,5 +19,8 @@ analyze      the assembler of captures, behind every command and stage that read
 run          the assembler of a run: clean phases first, then what only its capture says
 experiments  what `llm-perf optimize` can try, by the ids the causes name
 
-Called by `profiling`, `runners`, `report`, `analysis.compare` and `analysis.optimize`; nothing here edits a finding.
+Sub-packages: `gaps` what happened while no kernel ran, `host` what sampled stacks say by cause and source line,
+`causes` the causes themselves.
+
+Called by `profiling`, `pipeline`, `report`, `compare` and `optimize`; nothing here edits a finding.
 """

@@ -8,9 +8,11 @@ resume   what an earlier run of the same directory already has
 provenance  what the run was made with: env.json, config.yaml, inputs.yaml
 index    one run of many: its labels, keys and numbers
 catalogue  thousands of runs, from an index beside them
+loaded_run  a run that was made, as an object with its numbers
 stores   runs sent to an object store or another host, and listed there
 sweep    the runs of a sweep as one table, and the front nobody beats
 console  what the user sees meanwhile, and the lines a run ends with
 
-`runners.job` calls them in that order. Stages are found by entry point and never named here.
+Sub-packages hold the work behind a command: `analyze`, `bench`, `bisect`, `compare`, `optimize`; `jobs` is sweeps on
+clusters. `runners.job` calls the modules in the order above. Stages are found by entry point and never named here.
 """

@@ -63,7 +63,7 @@ class MetaModel:
         return plain + parameters.get("experts", 0) * self._experts_read
 
     def _count(self, batch: int, prompt: int, context: int) -> tuple[Mapping[str, int], Mapping[str, Count]]:
-        from llm_perf_opt.runners.static_runner import count_phases
+        from llm_perf_opt.profiling.static_child import count_phases
 
         shape = Shape(batch=batch, prompt=prompt, context=context, how="as asked for")
         try:

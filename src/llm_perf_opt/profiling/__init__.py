@@ -1,10 +1,14 @@
-"""Everything that measures: stages, the vendor tools they start, and readers of what those tools write.
+"""Everything that measures: stages and the vendor tools they start.
 
-`stages` has one module per stage and is where a run enters; a stage builds a command (`vendor`), runs it, reads its
-files (`parsers`), hands them to `analysis` and writes what came of it. `nsys` and `ncu` hold what is particular to
-each tool between those steps. `baseline` is the clean pass a slowdown is measured against, `artifacts` says where
-files go, `capture_files` writes the analysis of a timeline, `nvml` samples a GPU
-during the workload, `sampled` the stacks of a program (`launch_sampled` is the process that starts it).
+`stages` has one module per stage and is where a run enters; a stage builds a command (`vendor`), runs it, has
+`capture.readers` read its files, and `capture_files` analyse and write them. `nsys` and `ncu` hold what is particular
+to each tool between those steps. `artifacts` says where files go.
+
+Passes: `baseline` is the clean pass a slowdown is measured against, `workload_run` a pass of any command line,
+`program` a pass of a user's program, `injected` one with the profiler put into it (`inject`), `sampled` one whose
+stacks are sampled (`launch_sampled` starts it), `static_child` what the counting child answers, `generated` what a
+model wrote. `nvml` samples a GPU meanwhile.
+Report content: `trace_tables`, `idle_sections`, `rank_sections`, `clean_ranks`, `range_phases`.
 
 Read one stage top to bottom, `stages.nsys`, before anything else.
 """

@@ -11,7 +11,7 @@ from llm_perf_opt.core.sections import Cell, Section, SectionTable
 from llm_perf_opt.core.units import format_ms, format_percent
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.diagnosis.gaps.iterations import Iterations
-from llm_perf_opt.diagnosis.gaps.longest import Gap, LongGaps
+from llm_perf_opt.diagnosis.gaps.long_gaps import Gap, LongGaps
 from llm_perf_opt.diagnosis.gaps.queue import Queue
 from llm_perf_opt.diagnosis.gaps.report import IdleReport
 from llm_perf_opt.diagnosis.gaps.waits import WaitRow

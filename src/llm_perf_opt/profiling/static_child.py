@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.model.hardware.hardware import Calibration, Device
 from llm_perf_opt.model.hardware.work import Shape
-from llm_perf_opt.model.static.operator_count import Count
+from llm_perf_opt.model.static.operator_count import Count, count_operators
 from llm_perf_opt.workload.dataset import PAGES
 from llm_perf_opt.workload.models.base import ModelAdapter
 
@@ -119,3 +120,18 @@ def _read(path: Path, kind: type[T]) -> T | None:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ParseError(f"{path}: cannot be read ({error})") from error
+
+
+def count_phases(adapter: ModelAdapter, module: Any, groups: Mapping[str, str], shape: Shape) -> dict[str, Count]:
+    """One prefill and one decode step on the meta device."""
+    import torch
+
+    with torch.no_grad():
+        counts = {}
+        counts[PREFILL], state = count_operators(module, groups, lambda: adapter.meta_prefill(module, shape))
+        if shape.context != shape.prompt:
+            # Image tokens are tokens like any other to the cache, so a text of the context's length fills it.
+            text = replace(shape, prompt=shape.context, views=())
+            _, state = count_operators(module, {}, lambda: adapter.meta_prefill(module, text))
+        counts[DECODE], _ = count_operators(module, groups, lambda: adapter.meta_decode(module, shape, state))
+    return counts

@@ -1,9 +1,6 @@
-"""Entry points of processes: one module or package per command, and the children a run starts.
+"""Processes of their own: the orchestrator of a run, and the children it starts.
 
-Commands: `profile_orchestrator` (profile), `direct_inference_runner` (infer), `run_program` and `program` (run),
-`bench`, `analyze`, `predict`, `plan`, `report`, `compare`, `bisect`, `optimize`, `runs`, `sweep`, `export`, `doctor`;
-`cli` imports only the chosen one, `arguments` has what their command lines share.
-`job` is one run from typed configuration to reports.
-Children: `llm_profile_runner`, `direct_inference_runner`, `static_runner`; all begin in `child`.
-`deep_profile_runner` is an old name kept for those who type it.
+`profile_orchestrator` is `llm-perf profile`, `direct_inference_runner` is `llm-perf infer` and also the child that
+measures; `job` is one run from typed configuration to reports. Children: `llm_profile_runner`, `static_runner`,
+`optimize_worker`; all begin in `child`. `deep_profile_runner` is an old name kept for those who type it.
 """

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from llm_perf_opt.commands.entry import LastResort
 from llm_perf_opt.config.legacy import translate
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.records import LAST_STEP, begin_step
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK, ProfilingError
 from llm_perf_opt.pipeline.compose import COMPOSITION_ERRORS, compose_config, explain_composition_error, type_config
 from llm_perf_opt.profiling.vendor.launch import CHILD_FLAG
-from llm_perf_opt.runners.program import LastResort
 from llm_perf_opt.system.files import in_words, is_full_disk
 from llm_perf_opt.workload.ranks import own_rank
 

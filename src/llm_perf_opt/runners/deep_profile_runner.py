@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from llm_perf_opt.runners.program import run_safely
+from llm_perf_opt.commands.entry import run_safely
 
 LEGACY_OVERRIDES = ("runner=stage2",)
 

@@ -4,12 +4,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from llm_perf_opt.commands.entry import run_safely
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.names import DIRECT_INFERENCE
 from llm_perf_opt.errors import EXIT_OK
 from llm_perf_opt.profiling.vendor.launch import CHILD_FLAG
 from llm_perf_opt.runners.child import run_child
-from llm_perf_opt.runners.program import run_safely
 
 HELP = """\
 llm-perf infer [OVERRIDE ...] [--open] [HYDRA FLAG ...]

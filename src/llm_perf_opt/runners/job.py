@@ -17,7 +17,7 @@ from llm_perf_opt.core.stage import CommandRunner, StageContext, preview_of
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK, ConfigError, ProfilingError
 from llm_perf_opt.pipeline.console import Console, answer, make_console, verdict_lines
-from llm_perf_opt.pipeline.jobs.turns import CPU, devices_of, turn
+from llm_perf_opt.pipeline.jobs.device_lock import CPU, devices_of, turn
 from llm_perf_opt.pipeline.plan import Plan, PlannedStage, build_plan, find_entry_points, load_registry
 from llm_perf_opt.pipeline.preflight import (
     MemoryCheck,

@@ -4,11 +4,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from llm_perf_opt.commands.entry import run_safely
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.names import TORCH_PROFILER
 from llm_perf_opt.profiling.vendor.launch import CHILD_FLAG
 from llm_perf_opt.runners.child import run_child
-from llm_perf_opt.runners.program import run_safely
 
 LEGACY_OVERRIDES = ("pipeline.nsys.enable=false", "pipeline.ncu.enable=false")
 

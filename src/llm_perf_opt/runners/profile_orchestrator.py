@@ -14,12 +14,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from llm_perf_opt.commands.entry import LastResort, run_safely
+from llm_perf_opt.commands.report import PAGE, show_page
+from llm_perf_opt.commands.run import declares_model
+from llm_perf_opt.config.arguments import Arguments, parse_arguments
 from llm_perf_opt.core.names import BUILT_IN, MANIFEST_FILE, PLAN_FILE
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, ProfilingError, print_error
-from llm_perf_opt.runners.arguments import Arguments, parse_arguments
-from llm_perf_opt.runners.program import LastResort, run_safely
-from llm_perf_opt.runners.report import PAGE, show_page
-from llm_perf_opt.runners.run_program import declares_model
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

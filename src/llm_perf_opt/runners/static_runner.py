@@ -2,22 +2,24 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.commands.entry import run_safely
 from llm_perf_opt.config.schema import AppConfig
-from llm_perf_opt.core.names import DECODE, PREFILL, STATIC_ANALYSIS
+from llm_perf_opt.core.names import STATIC_ANALYSIS
 from llm_perf_opt.core.records import Progress, begin_step
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.model.hardware.calibrate import cache_dir, cpu_driver, read_calibration, write_calibration
 from llm_perf_opt.model.hardware.hardware import Calibration, Device
 from llm_perf_opt.model.hardware.work import Shape, short_dtype
-from llm_perf_opt.model.static.operator_count import Count, count_module_parameters, count_operators
+from llm_perf_opt.model.static.operator_count import count_module_parameters, count_operators
 from llm_perf_opt.profiling.stages.static_analysis import StaticAnalysisConfig
 from llm_perf_opt.profiling.static_child import (
     Facts,
+    count_phases,
     page_shape,
     shape_from_config,
     text_shape,
@@ -26,7 +28,6 @@ from llm_perf_opt.profiling.static_child import (
     write_parameters,
 )
 from llm_perf_opt.runners.child import run_child
-from llm_perf_opt.runners.program import run_safely
 from llm_perf_opt.workload.dataset import PAGES, list_samples, plan_samples, vocabulary_of
 from llm_perf_opt.workload.models.base import ModelAdapter, Sample
 from llm_perf_opt.workload.models.registry import load_adapter
@@ -157,21 +158,6 @@ def _build(config: AppConfig, adapter: ModelAdapter, dtype: str) -> Any:
 
     kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     return adapter.build_meta(replace(config.model, dtype="bfloat16")).to(kind)
-
-
-def count_phases(adapter: ModelAdapter, module: Any, groups: Mapping[str, str], shape: Shape) -> dict[str, Count]:
-    """One prefill and one decode step on the meta device."""
-    import torch
-
-    with torch.no_grad():
-        counts = {}
-        counts[PREFILL], state = count_operators(module, groups, lambda: adapter.meta_prefill(module, shape))
-        if shape.context != shape.prompt:
-            # Image tokens are tokens like any other to the cache, so a text of the context's length fills it.
-            text = replace(shape, prompt=shape.context, views=())
-            _, state = count_operators(module, {}, lambda: adapter.meta_prefill(module, text))
-        counts[DECODE], _ = count_operators(module, groups, lambda: adapter.meta_decode(module, shape, state))
-    return counts
 
 
 def _say(text: str) -> None:

@@ -12,15 +12,14 @@ import pytest
 from llm_perf_opt.capture.readers import trace_workers
 from llm_perf_opt.core.names import ANALYSIS_FILE, DIAGNOSIS_FILE
 from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis
+from llm_perf_opt.pipeline.analyze.kinds import TORCH, kind_of
+from llm_perf_opt.pipeline.analyze.read import read_captures
+from llm_perf_opt.pipeline.analyze.run import write_run
+from llm_perf_opt.pipeline.bench.server_capture import LookPlace, nsys_stage
 from llm_perf_opt.pipeline.console import PlainConsole
 from llm_perf_opt.profiling.nsys.session import analyze_exports
 from llm_perf_opt.profiling.trace_tables import write_trace_files
 from llm_perf_opt.report.write import view_run
-from llm_perf_opt.runners.analyze.cli import CaptureContext
-from llm_perf_opt.runners.analyze.kinds import TORCH, kind_of
-from llm_perf_opt.runners.analyze.read import read_captures
-from llm_perf_opt.runners.analyze.run import write_run
-from llm_perf_opt.runners.bench.look import LookPlace, nsys_stage
 from llm_perf_opt.serving.window import NsysWindow
 from llm_perf_opt.system.redact import Redactor
 from tests.support.verdicts import captures
@@ -55,7 +54,7 @@ def test_every_entry_point_gives_the_same_answer_for_a_capture(name: str, tmp_pa
         assert _answer(analysis, path) == expected, entry
         assert analysis.diagnosis and analysis.findings == analysis.diagnosis.claims
     # The page and diagnosis.json say what analysis.json says.
-    write_run(tmp_path / "run", [path], detailed, CaptureContext(files=(path,), overrides=(), clean_ms={}))
+    write_run(tmp_path / "run", [path], detailed, overrides=(), context=lambda folder, now: [])
     written = msgspec.json.decode((tmp_path / "run" / DIAGNOSIS_FILE).read_bytes(), type=Diagnosis)
     assert _normal(written, path) == expected
     view = view_run(tmp_path / "run")

@@ -10,12 +10,11 @@ import re
 import shutil
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from llm_perf_opt.capture.kernels.ncu_records import NcuLaunch, NcuRule, NcuValue, base_unit
 from llm_perf_opt.capture.readers.ncu_csv import dims, merge_launches, parse_ncu_csv, require_known_units
 from llm_perf_opt.errors import ParseError, ToolError
-from llm_perf_opt.profiling.vendor.ncu import build_ncu_import_cmd
 from llm_perf_opt.system.files import decode_text, read_unpacked
 from llm_perf_opt.system.process import allowed_environment, run_quick
 
@@ -23,6 +22,11 @@ MODULE = "ncu_report"
 
 _LINK = re.compile(r"@url:([^:@]*):([^@]*)@")
 _MARK = re.compile(r"@(?:section|sass|source):(?:[^@]*:)?([^:@]*)@")
+
+
+def build_ncu_import_cmd(report: Path | str, *, page: Literal["raw", "details"], ncu: str = "ncu") -> list[str]:
+    """Print one page of a report as CSV. Units stay scaled: with base units ncu prints fewer digits."""
+    return [ncu, "--import", str(report), "--page", page, "--csv"]
 
 
 def report_module() -> Any | None:

@@ -8,7 +8,7 @@ from llm_perf_opt.capture.rows import RangeRow
 from llm_perf_opt.capture.timeline import Timeline
 from llm_perf_opt.diagnosis.gaps.host import RANGE
 from llm_perf_opt.diagnosis.gaps.iterations import Iterations, find_iterations
-from llm_perf_opt.diagnosis.gaps.longest import LongGaps, Reason, find_long_gaps, merge_long_gaps
+from llm_perf_opt.diagnosis.gaps.long_gaps import LongGaps, Reason, find_long_gaps, merge_long_gaps
 from llm_perf_opt.diagnosis.gaps.queue import Queue, measure_queue
 from llm_perf_opt.diagnosis.gaps.startup import StartUp, StartUpRow, find_start_up, start_up_rows
 from llm_perf_opt.diagnosis.gaps.traits import (

@@ -15,7 +15,7 @@ import msgspec
 from llm_perf_opt.capture.kernels.ncu import analyze_ncu
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuKernel, NcuLaunch
 from llm_perf_opt.capture.readers.ncu_csv import csv_table, merge_launches, parse_ncu_csv, section_tables
-from llm_perf_opt.capture.readers.ncu_report import IMPORT_TIMEOUT_S, load_ncu
+from llm_perf_opt.capture.readers.ncu_report import IMPORT_TIMEOUT_S, build_ncu_import_cmd, load_ncu
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import NCU
 from llm_perf_opt.core.records import Metric, StageFile
@@ -25,7 +25,6 @@ from llm_perf_opt.errors import ProfilingError, ToolError
 from llm_perf_opt.profiling.baseline import NOT_TIMED, clean_baseline, read_metrics, slowdown_between
 from llm_perf_opt.profiling.ncu.capture import NcuCaptured
 from llm_perf_opt.profiling.ncu.select import NcuPlan, Selection
-from llm_perf_opt.profiling.vendor.ncu import build_ncu_import_cmd
 from llm_perf_opt.report.kernels_md import render_region_md
 from llm_perf_opt.report.svg import roofline_svg
 from llm_perf_opt.system.terminal import printable

@@ -5,7 +5,6 @@ import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from llm_perf_opt.errors import ConfigError
 
@@ -70,11 +69,6 @@ def build_ncu_cmd(
         *_flag("--export", str(out_base)),
         *work_argv,
     ]
-
-
-def build_ncu_import_cmd(report: Path | str, *, page: Literal["raw", "details"], ncu: str = "ncu") -> list[str]:
-    """Print one page of a report as CSV. Units stay scaled: with base units ncu prints fewer digits."""
-    return [ncu, "--import", str(report), "--page", page, "--csv"]
 
 
 def metrics_csv(metrics: str | Sequence[str] | None) -> str | None:

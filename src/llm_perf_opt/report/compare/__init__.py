@@ -1,5 +1,5 @@
-"""What `llm-perf compare`, `runs` and `sweep report` show: `text` for terminals and pull requests, `page` as HTML.
+"""What `llm-perf compare`, `bisect`, `runs` and `sweep report` show, made from records alone.
 
-`gates` writes JUnit reports and annotations; `page` draws one comparison; `trends` draws many runs: over time, and over
-the keys of a sweep. All are made from records alone, in the style sheet of the report.
+`text` for terminals and pull requests, `page` as HTML, `gates` as JUnit reports and annotations; `bisect` the answer of
+a bisection; `trends` draws many runs over time and over the keys of a sweep. All use the style sheet of the report.
 """

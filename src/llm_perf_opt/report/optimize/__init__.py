@@ -1,1 +1,1 @@
-"""A search for a faster configuration as people read it: `text` for the terminal and markdown, `page` for HTML."""
+"""What `llm-perf optimize` shows: `text` for terminals and markdown, `page` as HTML."""

@@ -1,4 +1,5 @@
-"""What only the HTML page needs: places on a roofline plot, and words explained where they are read.
+"""What only the HTML page needs; the decisions about what is shown are made before, in `report/view`.
 
-`report/html.py` calls both; the decisions about what is shown are made before, in `report/view`.
+`roofline_layout` places points on a roofline plot, `glossary` explains terms where they are read. Called by
+`report/html.py`.
 """

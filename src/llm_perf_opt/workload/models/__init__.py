@@ -1,7 +1,11 @@
 """Adapters: everything the product knows of a kind of model.
 
-`base` is the protocol, and finds adapters; `causal_lm` serves any decoder of transformers, `deepseek_ocr` one model
-with an image side. An adapter can be imported without torch; what needs torch is in modules of its own
-(`causal_lm_torch`, `deepseek_ocr.network`, …) that are imported when a model is loaded.
+`base` is the protocol, `registry` finds adapters by import path; `causal_lm` serves any decoder of transformers,
+`deepseek_ocr` one model with an image side. An adapter can be imported without torch; what needs torch is in modules of
+its own (`causal_lm_torch`, `deepseek_ocr.network`, …) that are imported when a model is loaded.
+Parts adapters share: `snapshot` reads a folder of weights, `random_weights` makes some, `quantization` reads how they
+are stored, `module_groups` names modules, `meta_run` runs on the meta device, `decode_steps` has the ways to decode,
+`repeated_step` and `compiled_nodes` what graphs and compilation do, `joined` fused projections.
+
 `docs/models.md` lists the files a new family touches.
 """

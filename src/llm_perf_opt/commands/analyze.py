@@ -1,0 +1,198 @@
+"""`llm-perf analyze`: captures made elsewhere, read on any machine.
+
+nsys reports (.nsys-rep, needs nsys to export), exports (.sqlite) and kernel summaries (.csv); torch profiler traces
+(.json, .json.gz); databases of rocprofv3 (.db); ncu reports and CSV pages; memory snapshots of torch (.pickle); results
+of `vllm bench serve` and aiperf (.json).
+
+What a capture cannot say of itself: the model and hardware behind it, and its times without a profiler.
+
+Prints one JSON object to the standard output, whatever encoding that has.
+"""
+
+import argparse
+import tempfile
+from dataclasses import replace
+from functools import partial
+from math import isfinite
+from pathlib import Path
+
+from llm_perf_opt.config.arguments import command_parser
+from llm_perf_opt.errors import EXIT_OK, ConfigError
+from llm_perf_opt.pipeline.analyze.kinds import LOAD, NCU, NSYS, ROCPD, SNAPSHOT, SUMMARY, TORCH, capture_files, kind_of
+from llm_perf_opt.planning.capture_context import CLEAN, CaptureContext, context_stages
+from llm_perf_opt.system.arrays import load_numpy
+from llm_perf_opt.system.terminal import print_json
+
+
+def split_context(args: argparse.Namespace) -> CaptureContext:
+    """Tell captures from overrides: an override has a `=` and is no file."""
+    given = [str(path) for path in args.files]
+    overrides = tuple(text for text in given if "=" in text and not Path(text).exists())
+    files = tuple(Path(text) for text in given if text not in overrides)
+    values = {"prefill": args.clean_prefill_ms, "tpot": args.clean_tpot_ms}
+    clean = {name: value for name, value in values.items() if value is not None}
+    wrong = {name: ms for name, ms in clean.items() if not (isfinite(ms) and ms > 0)}
+    problems = [f"--clean-{name}-ms: not a time (got {ms:g}), allowed: above 0" for name, ms in wrong.items()]
+    if (overrides or clean) and args.output is None:
+        named = overrides[0] if overrides else f"--clean-{next(iter(clean))}-ms"
+        problems.append(f"{named}: has no effect without -o DIR, where the report is written")
+    if not files:
+        problems.append("analyze: no capture given, allowed: at least one file")
+    if problems:
+        raise ConfigError(problems)
+    return CaptureContext(files=files, overrides=overrides, clean_ms=clean)
+
+
+def main(argv: list[str]) -> int:
+    """Entry point of the subcommand."""
+    args = _parser().parse_intermixed_args(argv)
+    context = split_context(args)
+    args.files = tuple(file for path in context.files for file in capture_files(path))
+    kinds = [kind_of(path) for path in args.files]
+    _require_one_story(kinds)
+    if LOAD in kinds:
+        from llm_perf_opt.pipeline.analyze.served import analyze_results
+
+        analyze_results(args.files, args.output, as_json=args.json)
+        return EXIT_OK
+    if SNAPSHOT in kinds:
+        load_numpy()
+        from llm_perf_opt.pipeline.analyze.snapshots import analyze_snapshots
+
+        analyze_snapshots(args.files, args.output, as_json=args.json, top=max(1, args.top))
+        return EXIT_OK
+    if args.kernels_only:
+        from llm_perf_opt.pipeline.analyze.kernels import print_kernels
+
+        if args.output is not None or set(kinds) != {NSYS}:
+            raise ConfigError("analyze --kernels-only: takes exactly one .sqlite export of nsys, and no -o")
+        return print_kernels(args.files, as_json=args.json, top=max(1, args.top))
+    load_numpy()
+    with tempfile.TemporaryDirectory(prefix="llm-perf-analyze-") as scratch:
+        return _analyze(args, kinds, context, Path(scratch))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser(
+        "analyze",
+        "Analyse captures made elsewhere. Several files of one kind are taken as ranks of one job where "
+        "they say so, else as repetitions of one run; ncu files given with an nsys capture are joined with its "
+        "kernels.",
+        [
+            "llm-perf analyze capture.sqlite",
+            "llm-perf analyze trace.json.gz --top 5",
+            "llm-perf analyze capture.sqlite -o report model=llama3_1b hardware=h200",
+        ],
+    )
+    parser.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help=".nsys-rep, .sqlite, kernel summary .csv, trace.json[.gz], rocprofv3's .db, .ncu-rep, ncu CSV page, "
+        "snapshot.pickle of torch's memory, "
+        "results of `vllm bench serve` or aiperf, a directory with the "
+        "captures of a job, or that of an old run, whose kernel summary is found; with -o also what "
+        "ran, in the words of `llm-perf predict` (model=llama3_8b hardware=h200 workload.prompt=1024), for bounds",
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="write a run directory with manifest and reports"
+    )
+    parser.add_argument("--open", action="store_true", help="with -o: show the report afterwards")
+    for name, what in CLEAN.items():
+        parser.add_argument(f"--clean-{name}-ms", type=float, metavar="MS", help=f"{what}, measured without a profiler")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument(
+        "--kernels-only", action="store_true", help="only the kernel summary of one .sqlite: the fastest answer"
+    )
+    parser.add_argument(
+        "--detail",
+        action="store_true",
+        help="shapes, sizes of collectives, memory and Python frames also of a long trace (short ones and -o: always)",
+    )
+    parser.add_argument(
+        "--graphs-from",
+        type=Path,
+        metavar="TRACE",
+        help="torch trace of the capture of a CUDA or HIP graph, or of a run without graphs: names the operators and "
+        "modules of kernels that graphs replay",
+    )
+    parser.add_argument(
+        "--as",
+        dest="files_are",
+        choices=("ranks", "repeats"),
+        help="what several captures are: ranks of one job, or repetitions of one run (default: as they say themselves)",
+    )
+    parser.add_argument(
+        "--top",
+        type=int,
+        default=15,
+        metavar="N",
+        help="rows per table on the terminal, in tables of details a third of it (default 15)",
+    )
+    return parser
+
+
+def _require_one_story(kinds: list[str]) -> None:
+    """Files that count the same kernels twice are refused."""
+    if LOAD in kinds and set(kinds) != {LOAD}:
+        raise ConfigError("analyze: results of load generators and captures are two stories; give them separately")
+    if SNAPSHOT in kinds and set(kinds) != {SNAPSHOT}:
+        raise ConfigError("analyze: memory snapshots hold no times of kernels; give them to a call of their own")
+    timelines = {kind for kind in kinds if kind != NCU}
+    if len(timelines) > 1:
+        words = {
+            NSYS: "nsys captures",
+            ROCPD: "rocpd databases",
+            TORCH: "torch traces",
+            SUMMARY: "nsys kernel summaries",
+        }
+        named = " and ".join(sorted(words[kind] for kind in timelines))
+        raise ConfigError(f"analyze: {named} together would count kernels twice; give them to separate calls")
+    if kinds.count(SUMMARY) > 1:
+        raise ConfigError(
+            "analyze: kernel summaries cannot be added up (medians are lost); give them to separate calls"
+        )
+
+
+def _analyze(args: argparse.Namespace, kinds: list[str], context: CaptureContext, scratch: Path) -> int:
+    # numpy is imported only now, so that --help and a wrong file name answer at once.
+    import msgspec
+
+    from llm_perf_opt.pipeline.analyze.read import read_captures
+
+    if args.output is not None:
+        from llm_perf_opt.pipeline.analyze.run import require_free, write_run
+
+        require_free(args.output)
+    found = read_captures(
+        args.files,
+        kinds,
+        scratch,
+        files_are=args.files_are,
+        detailed=args.detail or args.output is not None,
+        graphs_from=args.graphs_from,
+    )
+    analysis = replace(found.analysis, notes=(*found.notes, *found.analysis.notes))
+    if args.output is not None:
+        write_run(
+            args.output,
+            args.files,
+            replace(found, analysis=analysis),
+            overrides=context.overrides,
+            context=partial(context_stages, context),
+        )
+    if args.json:
+        print_json(msgspec.to_builtins(analysis))
+        return EXIT_OK
+    from llm_perf_opt.pipeline.analyze.text import render_analysis
+    from llm_perf_opt.system.terminal import show
+
+    show(render_analysis(analysis, top=max(1, args.top)))
+    if args.output is not None:
+        print(f"\nwritten: {args.output / 'report.html'}")
+        if args.open:
+            from llm_perf_opt.commands.report import PAGE, show_page
+
+            show_page(args.output / PAGE)
+    return EXIT_OK

@@ -1,0 +1,53 @@
+"""`llm-perf bench`: a server under load."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+from llm_perf_opt.pipeline.bench.config import read_config
+
+HELP = """\
+llm-perf bench [URL] [OVERRIDE ...] [ARGUMENTS OF vllm bench serve]
+
+Puts a server under load and writes what a client sees: TTFT, TPOT, ITL,
+end-to-end latency, throughput, goodput.
+
+examples:
+  llm-perf bench server.url=http://127.0.0.1:8000 load.concurrency=1,8,32
+  llm-perf bench server=vllm 'server.args=[/models/Qwen3-8B]' load.rate=1,2,4
+  llm-perf bench http://127.0.0.1:8000 --model M --request-rate 4
+      --max-concurrency 64 --num-prompts 200 --random-input-len 512
+
+  server=vllm              start one: vllm, sglang, transformers, tensorrt_llm
+  server.url=http://…      or use one that runs (server=openai, the default)
+  load.rate=1,2,4          requests per second, Poisson; several are a sweep
+  load.concurrency=1,8     or that many under way, a new one for each that ended
+  load.duration_s=60       a level ends after so long, or after load.requests
+  load.slo.ttft_ms=200     limits for goodput; also tpot_ms, e2el_ms
+  dataset.prompt_tokens=…  synthetic prompts of about so many tokens, or
+  dataset=prompts          your own: dataset.file=prompts.jsonl
+  traffic.format=sharegpt  recorded: sharegpt, mooncake, otel, jsonl with
+  traffic.path=F           load.arrival=recorded for the recorded times
+  load.output_tokens=128   length of the answers; load.ignore_eos=true
+  capture.tool=nsys        another start under nsys, with a window
+  capture.tool=engine      the server's own /start_profile
+
+Requests go to the given address alone. Every key: docs/serving.md.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    if "-h" in argv or "--help" in argv:
+        print(HELP, end="")
+        return EXIT_OK
+    config = read_config(argv, user_dir=Path.cwd())
+    from llm_perf_opt.pipeline.bench.run import run_bench
+    from llm_perf_opt.runners.profile_orchestrator import terminate_like_interrupt
+
+    with terminate_like_interrupt():
+        try:
+            return EXIT_OK if run_bench(config) else EXIT_FAILED
+        except KeyboardInterrupt:
+            print("interrupted: the server was ended, the results so far are kept", file=sys.stderr)
+            return EXIT_INTERRUPTED

@@ -1,0 +1,313 @@
+"""`llm-perf compare`: did it help, by how much, how certain is that, and where did the time go?"""
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llm_perf_opt.compare.gate import Condition, exit_code, gate_metrics, parse_condition
+from llm_perf_opt.config.arguments import command_parser, written_by
+from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, did_you_mean
+from llm_perf_opt.system.files import write_whole
+
+if TYPE_CHECKING:
+    from llm_perf_opt.compare.comparison import CompareDocument
+    from llm_perf_opt.pipeline.compare.interleave import Experiment
+    from llm_perf_opt.pipeline.compare.sides import ReadSide
+
+DEFAULT_DIR = Path("tmp/compare")
+AUTO = "auto"
+# After so many pairs `auto` asks whether it is settled.
+AUTO_LOOKS = (3, 6, 12, 24)
+# Reasons of a refusal that are printed.
+REASONS = 8
+JSON_FILE, MARKDOWN_FILE, PAGE_FILE = "compare.json", "compare.md", "compare.html"
+EXAMPLES = (
+    "llm-perf compare --interleave 5 -- experiment=demo \\\n      candidate.overrides=model.attention=eager",
+    "llm-perf compare --interleave auto --gate 'tpot_ms<=+5%' -- experiment=demo \\\n"
+    "      base.ref=main candidate.ref=HEAD",
+    "llm-perf compare --interleave 5 -- workload.repeats=3 \\\n      base.ref=main candidate.ref=HEAD -- python gen.py",
+    "llm-perf compare tmp/runs/base tmp/runs/candidate",
+    "llm-perf compare tmp/runs/base tmp/runs/candidate --gate 'tpot_ms<=+5%' \\\n      --start-variation 3",
+    "llm-perf compare base.sqlite candidate.sqlite",
+)
+EPILOG = """\
+exit codes: 0 compared, or every gate passed; 1 a gate failed or a run measured
+nothing; 2 bad input, or runs that cannot be compared; 3 a gate is inconclusive
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point of the subcommand."""
+    given, words = list(argv), []
+    if "--" in given:
+        cut = given.index("--")
+        given, words = given[:cut], given[cut + 1 :]
+    args = _parser().parse_args(given)
+    experiment: Experiment | None = None
+    if args.resume is not None:
+        args, experiment = _resumed(args, given, words)
+    conditions = [parse_condition(text) for text in args.gate]
+    threshold = _percent("--threshold", args.threshold)
+    stated = None if args.start_variation is None else _percent("--start-variation", args.start_variation)
+    experiment = experiment or _experiment(args, words)
+    looks: tuple[int, ...] = AUTO_LOOKS if args.interleave == AUTO else (args.interleave or 1,)
+    # numpy is imported only now, so that --help and a wrong condition answer at once.
+    from llm_perf_opt.compare.comparison import compare_sides, is_settled, refuse_unknown_metrics
+    from llm_perf_opt.compare.settings import incomparable
+    from llm_perf_opt.compare.statistics import shared_among
+    from llm_perf_opt.pipeline.compare.interleave import write_plan
+    from llm_perf_opt.pipeline.compare.sides import (
+        changes_between,
+        device_notes,
+        known_variation,
+        read_side,
+        read_sides,
+    )
+
+    out_dir: Path | None = args.output
+    spent = shared_among(looks)
+    if experiment is not None:
+        # A slip in the name of a metric should not cost an hour; plug-ins may have metrics of their own.
+        _refuse_slips(conditions)
+        out_dir = args.resume or _new_folder(out_dir)
+        args.sides = [out_dir / "base", out_dir / "candidate"]
+        if args.resume is None:
+            experiment = experiment.fixed()
+            write_plan(out_dir, given, experiment)
+
+        def settled(look: int) -> bool:
+            sides = [read_side(path).input for path in args.sides]
+            found = compare_sides(*sides, conditions=conditions, paired=True, threshold=threshold, spent=spent[look])
+            return is_settled(found)
+
+        if not _measure(experiment, looks, out_dir, settled):
+            return EXIT_INTERRUPTED
+    is_paired = args.pairs or experiment is not None
+    base, candidate = read_sides(*args.sides, paired=is_paired, force=args.force)
+    refuse_unknown_metrics(conditions, base.input, candidate.input)
+    pairs = min(len(base.input.passes), len(candidate.input.passes))
+    settings = changes_between(base, candidate, meant=frozenset() if experiment is None else experiment.meant)
+    reasons = incomparable(settings)
+    if reasons and not args.force:
+        raise _different_work(reasons)
+    found = compare_sides(
+        base.input,
+        candidate.input,
+        conditions=conditions,
+        paired=is_paired,
+        threshold=threshold,
+        settings=settings,
+        forced=reasons,
+        spent=spent[looks.index(pairs)] if pairs in looks else spent[-1],
+        variation=known_variation(base, candidate, stated),
+        notes=device_notes(base, candidate),
+    )
+    _print(found, args)
+    if out_dir is not None:
+        with written_by("-o", out_dir):
+            _write(found, base, candidate, out_dir)
+    return _gated(found, args)
+
+
+def _different_work(reasons: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        [
+            *(f"compare: {reason}" for reason in reasons[:REASONS]),
+            *([f"compare: … and {len(reasons) - REASONS} more settings"] if len(reasons) > REASONS else []),
+            "compare: these runs did not do the same work; --force compares them and says so on every output",
+        ]
+    )
+
+
+def _gated(found: "CompareDocument", args: argparse.Namespace) -> int:
+    """What a CI system reads: JUnit, annotations and the exit code."""
+    if args.junit is not None:
+        from llm_perf_opt.report.compare.gates import junit_xml
+
+        with written_by("--junit", args.junit):
+            write_whole(args.junit, junit_xml(found).encode("utf-8"))
+    if args.github:
+        from llm_perf_opt.report.compare.gates import github_annotations
+
+        print("\n".join(github_annotations(found)), file=sys.stderr)
+    if found.gates:
+        return exit_code(found.gates)
+    return EXIT_FAILED if found.verdict == "failed" else EXIT_OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser(
+        "compare",
+        "Compare two runs, two directories of runs (the passes of each side), two captures, or two results of a load "
+        "generator. One run of each side shows a difference; several, best interleaved, show whether it will last.",
+        EXAMPLES,
+        epilog=EPILOG,
+    )
+    parser.usage = (
+        "llm-perf compare --interleave N [OPTION ...] -- OVERRIDE ... [-- PROGRAM ...]\n"
+        "       llm-perf compare BASE CANDIDATE [OPTION ...]\n       llm-perf compare --resume DIR"
+    )
+    parser.add_argument(
+        "sides", nargs="*", type=Path, metavar="BASE CANDIDATE", help="run, directory of runs, or capture"
+    )
+    parser.add_argument(
+        "--gate", action="append", default=[], metavar="CONDITION", help="such as 'tpot_ms<=+5%%' or 'ttft_ms<=50'"
+    )
+    parser.add_argument(
+        "--threshold", type=float, default=2.0, metavar="PERCENT", help="differences below it do not matter (default 2)"
+    )
+    parser.add_argument("--pairs", action="store_true", help="the n-th passes of both sides were made in turns")
+    parser.add_argument(
+        "--interleave",
+        type=_pairs,
+        metavar="N",
+        help="make N runs of each side, in turns, as the overrides after -- say; auto: until it is settled, at most "
+        f"{AUTO_LOOKS[-1]}",
+    )
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted --interleave")
+    parser.add_argument(
+        "--start-variation",
+        type=float,
+        metavar="PERCENT",
+        help="standard deviation of a run's median from one start to the next, for sides that were started once",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="compare what did not do the same work, and say so everywhere"
+    )
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write the gates as a JUnit report")
+    parser.add_argument("--github", action="store_true", help="print annotations for GitHub Actions on standard error")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help=f"write {JSON_FILE}, {MARKDOWN_FILE}, {PAGE_FILE}"
+    )
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument(
+        "--json", action="store_true", help="print the document as JSON (docs/schemas/compare.schema.json)"
+    )
+    shown.add_argument("--markdown", action="store_true", help="print markdown, for a pull request")
+    parser.add_argument("--top", type=int, default=15, metavar="N", help="kernels on the terminal (default 15)")
+    return parser
+
+
+def _percent(option: str, percent: float) -> float:
+    if not 0 <= percent < 100:
+        raise ConfigError(f"{option}: not a share (got {percent:g}), allowed: 0 to 100 percent")
+    return percent / 100
+
+
+def _refuse_slips(conditions: Sequence[Condition]) -> None:
+    from llm_perf_opt.compare.comparison import KNOWN_METRICS
+
+    near = [one for one in conditions if did_you_mean(one.metric, KNOWN_METRICS)]
+    gate_metrics(near, known=KNOWN_METRICS)
+
+
+def _resumed(
+    args: argparse.Namespace, given: Sequence[str], words: Sequence[str]
+) -> "tuple[argparse.Namespace, Experiment]":
+    """The options of the comparison in this directory with those given now, and its experiment."""
+    if words or args.sides or args.interleave is not None:
+        raise ConfigError("compare --resume: the sides are those of the directory; give options such as --junit only")
+    from llm_perf_opt.pipeline.compare.interleave import read_plan
+
+    folder = args.resume.resolve()
+    planned = read_plan(folder)
+    again = _parser().parse_args([*planned.options, *given])
+    again.resume = folder
+    again.output = folder
+    if args.junit is not None:
+        again.junit = args.junit.resolve()
+    # Overrides and refs were given where the user stood then.
+    with written_by("--resume", Path(planned.user_dir)):
+        os.chdir(planned.user_dir)
+    return again, planned.experiment
+
+
+def _experiment(args: argparse.Namespace, words: list[str]) -> "Experiment | None":
+    if args.interleave is None:
+        if words or len(args.sides) != 2:
+            raise ConfigError(
+                f"compare: two sides are needed (got {len(args.sides)}), allowed: BASE CANDIDATE or --interleave N -- …"
+            )
+        return None
+    if args.sides or (args.interleave != AUTO and args.interleave < 2):
+        raise ConfigError(
+            "compare --interleave: allowed: a number of pairs from 2 on, or auto, and what to run behind --"
+        )
+    from llm_perf_opt.pipeline.compare.interleave import check_sides, parse_experiment
+
+    experiment = parse_experiment(words)
+    check_sides(experiment)
+    return experiment
+
+
+def _pairs(text: str) -> int | str:
+    return text if text == AUTO else int(text)
+
+
+def _new_folder(out_dir: Path | None) -> Path:
+    folder = (out_dir or DEFAULT_DIR / datetime.now().strftime("%Y%m%d-%H%M%S")).resolve()
+    with written_by("-o", folder):
+        if folder.exists() and any(folder.iterdir()):
+            raise ConfigError(f"-o: {folder} is not empty, allowed: a new directory")
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _measure(experiment: "Experiment", looks: Sequence[int], folder: Path, is_settled: Callable[[int], bool]) -> bool:
+    """Make the runs; False when that was interrupted."""
+    from llm_perf_opt.pipeline.compare.interleave import run_pairs
+    from llm_perf_opt.runners.profile_orchestrator import terminate_like_interrupt
+
+    with terminate_like_interrupt():
+        try:
+            run_pairs(experiment, looks, folder, lambda text: print(text, file=sys.stderr, flush=True), is_settled)
+        except KeyboardInterrupt:
+            print(_after_interruption(folder), file=sys.stderr)
+            return False
+    return True
+
+
+def _after_interruption(folder: Path) -> str:
+    from llm_perf_opt.pipeline.compare.sides import whole_pairs
+
+    sides = folder / "base", folder / "candidate"
+    whole = len(whole_pairs(*sides))
+    text = f"interrupted: all processes were ended; go on: llm-perf compare --resume {shlex.quote(str(folder))}"
+    if not whole:
+        return text
+    given = " ".join(shlex.quote(str(side)) for side in sides)
+    pairs = "1 pair" if whole == 1 else f"{whole} pairs"
+    return f"{text}\nfinished so far: {pairs}; compare them: llm-perf compare --pairs {given}"
+
+
+def _print(found: "CompareDocument", args: argparse.Namespace) -> None:
+    from llm_perf_opt.report.compare.text import render_markdown, render_terminal
+
+    if args.json:
+        import msgspec
+
+        from llm_perf_opt.system.terminal import print_json
+
+        print_json(msgspec.to_builtins(found))
+    elif args.markdown:
+        print(render_markdown(found), end="")
+    else:
+        print(render_terminal(found, top=max(1, args.top)))
+
+
+def _write(found: "CompareDocument", base: "ReadSide", candidate: "ReadSide", out_dir: Path) -> None:
+    from llm_perf_opt.core.manifest import write_json
+    from llm_perf_opt.report.compare.page import render_page
+    from llm_perf_opt.report.compare.text import render_markdown
+
+    out_dir.mkdir(parents=True, exist_ok=True)
+    write_json(out_dir / JSON_FILE, found)
+    write_whole(out_dir / MARKDOWN_FILE, render_markdown(found).encode("utf-8", "backslashreplace"))
+    whole = render_page(found, (base.timeline, candidate.timeline))
+    page = write_whole(out_dir / PAGE_FILE, whole.encode("utf-8", "backslashreplace"))
+    print(f"written: {page}", file=sys.stderr)

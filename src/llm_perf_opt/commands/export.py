@@ -1,0 +1,115 @@
+"""`llm-perf export RUN_DIR --to …`: a run's numbers for Prometheus, OpenMetrics, MLflow or Weights & Biases.
+
+The last two need their package (extras `mlflow` and `wandb`), which is imported only when asked for.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from llm_perf_opt.config.arguments import command_parser, written_by
+from llm_perf_opt.errors import EXIT_OK, ConfigError, ToolError
+from llm_perf_opt.pipeline.index import IndexedRun, index_run
+from llm_perf_opt.report.openmetrics import render_openmetrics
+from llm_perf_opt.system.files import write_whole
+
+TEXTS = ("prometheus", "openmetrics")
+PACKAGES = {"mlflow": "mlflow", "wandb": "wandb"}
+ARTIFACTS = ("report.html", "manifest.json")
+LABELS = ("run", "model", "device", "commit")
+# Longer ones are refused by MLflow.
+LONGEST_PARAM = 500
+PARAMS_AT_ONCE = 100
+# What the small packages cannot do by themselves.
+MLFLOW_HINT = (
+    "set MLFLOW_TRACKING_URI to the address of your server; without one, `pip install sqlalchemy alembic` lets MLflow "
+    "keep a file of its own"
+)
+WANDB_HINT = "log in with `wandb login`, or set WANDB_MODE=offline and sync later"
+
+
+def main(argv: Sequence[str]) -> int:
+    examples = [
+        "llm-perf export tmp/runs/demo --to prometheus",
+        "llm-perf export tmp/runs/demo --to openmetrics -o demo.prom",
+    ]
+    parser = command_parser("export", "Export the numbers of a run.", examples)
+    parser.add_argument("run", type=Path, metavar="RUN_DIR", help="the directory of a run")
+    parser.add_argument("--to", required=True, choices=[*TEXTS, *PACKAGES], help="where to")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="file of prometheus or openmetrics; default: print"
+    )
+    parser.add_argument("--project", default="llm-perf", metavar="NAME", help="experiment of MLflow, project of W&B")
+    args = parser.parse_args(argv)
+    run = index_run(args.run)
+    if args.to in PACKAGES:
+        if args.output is not None:
+            raise ConfigError(f"-o: has no effect with --to {args.to}, allowed: with {' or '.join(TEXTS)}")
+        package = _package(args.to)
+        send, refusal, hint = (
+            (_to_mlflow, package.exceptions.MlflowException, MLFLOW_HINT)
+            if args.to == "mlflow"
+            else (_to_wandb, package.Error, WANDB_HINT)
+        )
+        try:
+            send(package, run, args.project)
+        except refusal as error:
+            raise ToolError(f"--to {args.to}: {str(error).partition('. ')[0].rstrip('.')}; {hint}") from error
+        return EXIT_OK
+    labels = {name: run.labels[name] for name in LABELS if run.labels[name]}
+    text = render_openmetrics(run.numbers, labels, strict=args.to == "openmetrics")
+    if args.output is None:
+        print(text, end="")
+        return EXIT_OK
+    # A collector must not read half a file.
+    with written_by("-o", args.output):
+        write_whole(args.output, text.encode("utf-8", "backslashreplace"))
+    print(f"written: {args.output}", file=sys.stderr)
+    return EXIT_OK
+
+
+def numbers_of(run: IndexedRun) -> dict[str, float]:
+    """All numbers, and the ends of their spread under names of their own."""
+    found = {}
+    for name, metric in run.numbers.items():
+        if isinstance(metric.value, int | float):
+            found[name] = float(metric.value)
+            if metric.spread is not None:
+                found[f"{name}_p10"], found[f"{name}_p90"] = metric.spread.p10, metric.spread.p90
+    return found
+
+
+def _to_mlflow(mlflow: ModuleType, run: IndexedRun, project: str) -> None:
+    mlflow.set_experiment(project)
+    with mlflow.start_run(run_name=run.run_id):
+        mlflow.set_tags({f"llm_perf.{name}": value for name, value in run.labels.items() if value})
+        params = [(key, value[:LONGEST_PARAM]) for key, value in run.keys.items()]
+        for first in range(0, len(params), PARAMS_AT_ONCE):
+            mlflow.log_params(dict(params[first : first + PARAMS_AT_ONCE]))
+        mlflow.log_metrics(numbers_of(run))
+        for path in _sent(Path(run.path)):
+            mlflow.log_artifact(str(path))
+
+
+def _to_wandb(wandb: ModuleType, run: IndexedRun, project: str) -> None:
+    with wandb.init(project=project, name=run.run_id, config={**run.keys, **run.labels}, job_type="llm-perf") as sent:
+        sent.log(numbers_of(run))
+        for path in _sent(Path(run.path)):
+            sent.save(str(path), base_path=run.path, policy="now")
+
+
+def _sent(run_dir: Path) -> list[Path]:
+    """The files that go with the numbers; a link in a run of somebody else could lead to any file of ours."""
+    paths = [run_dir / name for name in ARTIFACTS]
+    return [path for path in paths if path.is_file() and not path.is_symlink()]
+
+
+def _package(name: str) -> ModuleType:
+    from importlib import import_module
+
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        extra = f"pip install 'llm-perf-opt[{name}]'"
+        raise ToolError(f"--to {name} needs the package {name}, which is not installed: {extra}") from error

@@ -1,0 +1,362 @@
+"""`llm-perf plan`: which device, how many, which batch: the cheapest that meets the limits. Never imports torch."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml
+
+from llm_perf_opt.commands.predict import print_json
+from llm_perf_opt.config.paths import conf_dir
+from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK, ConfigError
+from llm_perf_opt.model.estimate.parallel import Layout
+from llm_perf_opt.model.estimate.requests import PROMPT_TOKENS, Load
+from llm_perf_opt.model.estimate.steps import Setting
+from llm_perf_opt.model.static.analysis import Analysis
+from llm_perf_opt.model.static.parts import Model
+from llm_perf_opt.planning.calibration import (
+    OPTION,
+    MeasuredServer,
+    is_steady,
+    length_problems,
+    read_server,
+    render_calibrated,
+)
+from llm_perf_opt.planning.counted import MetaModel
+from llm_perf_opt.planning.deployments import LARGEST_BATCH, Demand, Limits, batches, layouts, serve
+from llm_perf_opt.planning.disaggregation import PoolOption, Pools, best_pools
+from llm_perf_opt.planning.plan_table import PlanResult, render_plan
+from llm_perf_opt.planning.predict_request import LARGEST_NUMBER, Case, Request, parse_request
+from llm_perf_opt.planning.prediction import Row
+from llm_perf_opt.planning.prediction_files import write_csv, write_plot
+from llm_perf_opt.planning.predictions import Subject, find_hardware, predict_row, subjects
+
+HELP = """\
+llm-perf plan [OVERRIDE ...] [--ttft-ms MS] [--tpot-ms MS] [--context TOKENS]
+              [--output TOKENS] [--devices N] [--users N | --rate N/s]
+              [--price ENTRY=PRICE,...] [--prices FILE] [--csv FILE]
+              [--plot FILE.svg] [--json] [--calibrate-from RUN]
+
+Which device, how many of them, which batch and format: the cheapest that meets
+the limits, by the estimates of `llm-perf predict` (see there for model=,
+hardware= and workload.*).
+
+examples:
+  llm-perf plan model=llama3_8b hardware=h200,l40s --ttft-ms 500 --tpot-ms 30
+  llm-perf plan model=qwen3_8b hardware=h200 --rate 20/s --ttft-ms 1000
+  llm-perf plan model=llama3_70b hardware=h100_sxm --users 500 --tpot-ms 40
+
+  --ttft-ms 500    time to first token at most, 95th percentile
+  --tpot-ms 30     time per further token at most
+  --percentile 50  hold --ttft-ms against the median instead
+  --context 8192   prompt and answer together
+  --output 256     tokens of the answer
+  --devices 8      most devices of one replica: tp × pp × dp of its experts
+  --users 500      so many requests in flight, in a steady state: how many replicas
+  --rate 20/s      so many arrivals: how many replicas (also 1200/min)
+  --burstiness 1   1: Poisson arrivals, below 1: bursts
+  --headroom 20%   capacity beyond the demand
+  --calibrate-from RUN  answer by a run of llm-perf bench (or its bench.json)
+                   with load.concurrency=1,4,16: that server, those lengths
+  --price h200=3.5,l40s=1   per hour and device
+  --prices FILE    the same as YAML, one `entry: price` a line
+
+Searched: requests in flight up to what fits, tensor, pipeline, expert and data
+parallelism within --devices (or the values given as workload.tp, pp, ep, dp),
+formats bf16 and fp8 (or workload.weight_dtype), the engine `server` (or the one
+given). With --users or --rate also prompts and decoding on different devices.
+Without prices, devices are saved. Files and --json hold every combination that
+meets the limits; with a demand, the best of each device, format and layout.
+"""
+OPTIONS = (
+    *("--ttft-ms", "--tpot-ms", "--percentile", "--context", "--output", "--devices", "--users", "--rate"),
+    *("--burstiness", "--headroom", "--calibrate-from", "--price", "--prices", "--csv", "--plot"),
+)
+# What predict takes as a key of the workload and plan as an option.
+OWN_OPTIONS = {"rate": "--rate", "burstiness": "--burstiness", "concurrency": "--users", "output": "--output"}
+SECONDS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What to search: limits, lengths, the most devices of a replica, a demand, and prices by entry."""
+
+    limits: Limits
+    context: int
+    output: int
+    devices: int
+    demand: Demand | None
+    burstiness: float
+    prices: Mapping[str, float]
+
+
+def main(argv: Sequence[str]) -> int:
+    if "-h" in argv or "--help" in argv:
+        print(HELP, end="")
+        return EXIT_OK
+    request = parse_request(argv, conf=conf_dir(), with_value=OPTIONS, bare=("--json",))
+    plan = _plan(request)
+    if OPTION in request.options:
+        server = _measured(request, plan)
+        print(render_calibrated(server, plan.limits, plan.demand, burstiness=plan.burstiness), end="")
+        return EXIT_OK if is_steady(server) else EXIT_FAILED
+    answers = [_answer(subject, request, plan) for subject in subjects(request)]
+    answer = PlanResult(
+        rows=tuple(row for found in answers for row in found.rows),
+        kept=tuple(row for found in answers for row in found.kept),
+        pools=tuple(pools for found in answers for pools in found.pools),
+        quantised=any(found.quantised for found in answers),
+    )
+    if "--csv" in request.options:
+        write_csv(answer.kept, Path(request.options["--csv"]).expanduser())
+    if "--plot" in request.options:
+        write_plot(answer.kept, Path(request.options["--plot"]).expanduser())
+    if "--json" in request.flags:
+        print_json(answer.kept)
+    else:
+        name = request.paths[0] if request.paths else "MODEL"
+        text = render_plan(
+            answer, plan.limits, plan.demand, prompt=plan.context - plan.output, output=plan.output, model=name
+        )
+        print(text, end="")
+    return EXIT_OK
+
+
+def _measured(request: Request, plan: Search) -> MeasuredServer:
+    """The server a run of bench measured; what describes another one is refused."""
+    server = read_server(request.options[OPTION])
+    unused = [
+        key
+        for key, is_given in (
+            ("model", bool(request.models or request.paths)),
+            *((key, key in request.options) for key in ("--devices", "--price", "--prices", "--csv", "--plot")),
+            ("--json", "--json" in request.flags),
+            *((f"workload.{name}", True) for name in request.lists),
+        )
+        if is_given
+    ]
+    problems = [f"{key}: has no effect with {OPTION}, whose server was measured as it is" for key in unused]
+    output = plan.output if "--output" in request.options else None
+    prompt = plan.context - (output or server.pace.output) if "--context" in request.options else None
+    problems += length_problems(server, prompt=prompt, output=output)
+    if problems:
+        raise ConfigError(problems)
+    return server
+
+
+def _plan(request: Request) -> Search:
+    problems: list[str] = []
+
+    def number(key: str, default: float | None) -> float | None:
+        text = request.options.get(key)
+        if text is None:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not 0 < value <= LARGEST_NUMBER:
+            problems.append(f"{key}: not a number from above 0 to {LARGEST_NUMBER:,} (got {text[:40]!r})")
+            return default
+        return value
+
+    ttft, tpot = number("--ttft-ms", None), number("--tpot-ms", None)
+    context, output, devices = number("--context", 4096), number("--output", 256), number("--devices", 8)
+    users, burstiness, percentile = number("--users", None), number("--burstiness", 1.0), number("--percentile", 95)
+    if percentile not in (50, 95):
+        problems.append(f"--percentile: 50 or 95 (got {request.options['--percentile'][:40]!r})")
+    if users is not None and users != int(users):
+        problems.append(f"--users: not a whole number (got {request.options['--users'][:40]!r})")
+    per_s = _rate(request.options.get("--rate"), problems)
+    for name, option in OWN_OPTIONS.items():
+        if name in request.lists:
+            problems.append(f"workload.{name}: is {option} here")
+    if users is not None and per_s is not None:
+        problems.append("--users and --rate: two demands; give the one that is known")
+    headroom = _share(request.options.get("--headroom"), problems)
+    for key in ("--headroom", "--burstiness"):
+        if key in request.options and users is None and per_s is None:
+            problems.append(f"{key}: has no effect without --users or --rate")
+    if context is not None and output is not None and output >= context:
+        problems.append(f"--output: not less than --context (got {output:.0f} of {context:.0f})")
+    prices = {**_price_file(request, problems), **_prices(request, problems)}
+    if problems:
+        raise ConfigError(problems)
+    demand = None
+    if users is not None or per_s is not None:
+        demand = Demand(users=None if users is None else int(users), per_s=per_s, headroom=headroom)
+    return Search(
+        limits=Limits(ttft_ms=ttft, tpot_ms=tpot, is_median=percentile == 50),
+        context=int(context or 0),
+        output=int(output or 0),
+        devices=int(devices or 0),
+        demand=demand,
+        burstiness=burstiness or 1.0,
+        prices=prices,
+    )
+
+
+def _rate(text: str | None, problems: list[str]) -> float | None:
+    """`20`, `20/s`, `1200/min`."""
+    if text is None:
+        return None
+    value, sign, unit = text.partition("/")
+    try:
+        per_s = float(value) / SECONDS[unit.strip() if sign else "s"]
+    except (ValueError, KeyError):
+        per_s = 0.0
+    if not 0 < per_s <= LARGEST_NUMBER:
+        problems.append(f"--rate: not a rate such as 20/s or 1200/min (got {text[:40]!r})")
+        return None
+    return per_s
+
+
+def _share(text: str | None, problems: list[str]) -> float:
+    """`20%` or `0.2`."""
+    if text is None:
+        return 0.0
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 10:
+        problems.append(f"--headroom: not a share such as 20% or 0.2 (got {text[:40]!r})")
+        return 0.0
+    return value
+
+
+def _prices(request: Request, problems: list[str]) -> dict[str, float]:
+    prices = {}
+    for part in request.options.get("--price", "").split(","):
+        name, sign, text = part.partition("=")
+        if not part:
+            continue
+        if not sign or not text.replace(".", "", 1).isdecimal() or float(text) <= 0:
+            problems.append(f"--price: not ENTRY=PRICE (got {part!r})")
+        elif name.strip() not in request.hardware:
+            problems.append(
+                f"--price: {name.strip()!r} is not among the devices asked for, hardware={','.join(request.hardware)}"
+            )
+        else:
+            prices[name.strip()] = float(text)
+    return prices
+
+
+def _price_file(request: Request, problems: list[str]) -> dict[str, float]:
+    """Prices of entries that are not asked for are left alone: one file serves many questions."""
+    if "--prices" not in request.options:
+        return {}
+    path = Path(request.options["--prices"]).expanduser()
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        first = str(error).splitlines()[0]
+        problems.append(f"--prices: {path} cannot be read ({first}); one `entry: price` a line")
+        return {}
+    if not isinstance(data, Mapping):
+        problems.append(f"--prices: {path} holds no mapping; one `entry: price` a line")
+        return {}
+    known = {file.stem for file in (conf_dir() / "hardware").glob("*.yaml")}
+    for name, value in data.items():
+        if name not in known:
+            problems.append(f"--prices: {path}: {name!r} is no entry of conf/hardware")
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST_NUMBER:
+            problems.append(f"--prices: {path}: {name}: not a price per hour and device (got {value!r})")
+    return {} if problems else {str(name): float(value) for name, value in data.items()}
+
+
+def _answer(subject: Subject, request: Request, plan: Search) -> PlanResult:
+    """Every device, format and layout, at the requests in flight that keep the limits."""
+    model = subject.model
+    if isinstance(model, MetaModel):
+        raise ConfigError(f"{subject.label}: {model.reason}, so there is nothing to plan with; see llm-perf predict")
+    rows: list[Row] = []
+    kept: list[Row] = []
+    pools: list[Pools] = []
+    quantised = False
+    for name in request.hardware:
+        device, resolved = find_hardware(name, request)
+        section = resolved.section
+        if section is not None and section.name in plan.prices:
+            resolved = replace(resolved, section=replace(section, price_per_hour=plan.prices[section.name]))
+
+        def evaluate(case: Case) -> Row:
+            return predict_row(subject, case, device, resolved)  # noqa: B023
+
+        formats = request.lists.get("weight_dtype") or _formats(section.peak_tflops if section else {})
+        for weight in formats:
+            places = []
+            for layout in _layouts(model, request, plan.devices):
+                found = list(batches(evaluate, _case(request, plan, weight, layout), plan.limits))
+                rows += found
+                allowed = [row for row in found if plan.limits.allow(row)]
+                quantised = quantised or (
+                    weight == "fp8" and found[0].analysis.dtypes.compute != "fp8" and bool(allowed)
+                )
+                place = _place(found[0])
+                places += [place] if place is not None else []
+                if plan.demand is None:
+                    kept += allowed
+                elif allowed:
+                    served = serve(evaluate, found, plan.limits, plan.demand)
+                    kept += [served] if served is not None else []
+            if plan.demand is not None and places:
+                best = best_pools(places, _load(plan), plan.limits, plan.demand, weight_dtype=weight)
+                pools += [best] if best is not None else []
+    return PlanResult(rows=tuple(rows), kept=tuple(kept), pools=tuple(pools), quantised=quantised)
+
+
+def _formats(peaks: Mapping[str, float]) -> tuple[str | None, ...]:
+    """The checkpoint's own format, and fp8 where the device multiplies it."""
+    return (None, "fp8") if "fp8" in peaks else (None,)
+
+
+def _layouts(model: Model, request: Request, most: int) -> list[Layout]:
+    """Those asked for, else all that engines run."""
+    if not {"tp", "pp", "ep", "dp"} & set(request.lists):
+        return layouts(model, most)
+    asked = list(dict.fromkeys(case.layout for case in request.cases()))
+    found = [layout for layout in asked if layout.devices <= most]
+    if not found:
+        least = min(layout.devices for layout in asked)
+        raise ConfigError(f"--devices: the layouts asked for take at least {least} devices (got {most})")
+    return found
+
+
+def _case(request: Request, plan: Search, weight: str | None, layout: Layout) -> Case:
+    given = next(request.cases(), Case(layout=Layout()))
+    return replace(
+        given,
+        prompt=plan.context - plan.output,
+        context=plan.context,
+        output=plan.output,
+        burstiness=plan.burstiness,
+        # Nobody serves such prompts in one piece for a whole batch.
+        prefill_chunk=given.prefill_chunk or PROMPT_TOKENS,
+        weight_dtype=weight,
+        engine=given.engine if "engine" in request.lists else "server",
+        layout=layout,
+    )
+
+
+def _place(row: Row) -> PoolOption | None:
+    """A layout that holds the model, for pools of prompts and of decoding."""
+    found, case = row.analysis, row.case
+    if row.forecast is None or found.hardware is None or row.largest_batch is None or case.layout.dp > 1:
+        return None
+    if not isinstance(found, Analysis) or row.fits is not True:
+        return None
+    setting = Setting(
+        model=found.model,
+        dtypes=found.dtypes,
+        hardware=found.hardware,
+        engine=case.engine,
+        layout=case.layout,
+        mla_mode=case.mla_mode,
+    )
+    return PoolOption(setting=setting, places=min(row.largest_batch, LARGEST_BATCH))
+
+
+def _load(plan: Search) -> Load:
+    return Load(prompt=plan.context - plan.output, output=plan.output, chunk=PROMPT_TOKENS)

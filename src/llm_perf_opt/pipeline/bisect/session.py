@@ -1,0 +1,95 @@
+"""Carries a search out: measures the pairs it asks for, in turns, and writes each down."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llm_perf_opt.compare.bisect.search import BisectSearch, PairsRequest
+from llm_perf_opt.compare.comparison import lower_is_better
+from llm_perf_opt.errors import CommandFailed
+from llm_perf_opt.pipeline.bisect.journal import PairEntry, PairJournal
+from llm_perf_opt.pipeline.bisect.line import Line, PointFails, RunPlace
+
+# A smallest detectable change above this is worth a word before hours of runs.
+NOISY = 0.05
+Value = Callable[[RunPlace, str], float]
+
+
+@dataclass(kw_only=True)
+class BisectSession:
+    """A search over a line. `value` measures one pass, `say` reports progress."""
+
+    search: BisectSearch
+    line: Line
+    journal: PairJournal
+    metric: str
+    value: Value
+    say: Callable[[str], None]
+    _passes: int = 0
+    _at: int | None = None
+
+    def run(self) -> None:
+        """Until the search has its answer."""
+        with self.line.opened():
+            while (request := self.search.next_request()) is not None:
+                self._announce(request)
+                self._carry_out(request)
+                if request.phase == "control":
+                    self._report_control()
+
+    def _report_control(self) -> None:
+        control = self.search.control
+        if control is None:
+            return
+        noisy = " (a noisy machine)" if control.detectable > NOISY else ""
+        self.say(
+            f"control: equal runs differ by {100 * control.spread:.1f} %{noisy}; changes from "
+            f"{100 * control.detectable:.1f} % on can be found"
+        )
+
+    def _announce(self, request: PairsRequest) -> None:
+        if self._at != request.point:
+            if self._at not in (None, 0):
+                self.line.leave(self._at or 0)
+            self._at = request.point
+        name = self.line.names[request.point]
+        what = {
+            "control": f"control: {name.label} against itself",
+            "ends": f"ends: {self.line.names[0].label} against {name.label}",
+        }.get(request.phase, f"comparison {self.search.comparisons + 1}: {name.label} {name.title}")
+        self.say(f"{what}, {request.pairs} pairs")
+
+    def _carry_out(self, request: PairsRequest) -> None:
+        """All pairs of a request, then the search gets them: it decides at the same moments after a resumption."""
+        ratios = []
+        for _ in range(request.pairs):
+            self._passes += 1
+            entry = self.journal.earlier()
+            if entry is None:
+                entry = self._pair(request.point)
+                self.journal.add(entry)
+            if entry.log_ratio is None:
+                self.say(f"skipped {self.line.names[request.point].label}: {entry.reason}")
+                self.search.skip(request.point)
+                return
+            ratios.append(entry.log_ratio)
+        self.search.add(request.point, ratios)
+
+    def _pair(self, point: int) -> PairEntry:
+        """One pass of the point and one of the good end; which comes first changes with every pair."""
+        order = (0, point) if self._passes % 2 else (point, 0)
+        values = []
+        for number, one in enumerate(order):
+            side = "good" if (one == 0 and number == order.index(0)) else "point"
+            name = f"{self._passes:04d}-{'ab'[number]}-{side}"
+            try:
+                values.append(self.value(self.line.place(one), name))
+            except PointFails as error:
+                if one == 0 and point != 0:
+                    raise CommandFailed(f"bisect: {self.line.names[0].label}, the good end, failed: {error}") from error
+                return PairEntry(point=point, reason=str(error))
+        good, value = values if order == (0, point) else reversed(values)
+        ratio = math.log(value / good)
+        return PairEntry(
+            point=point, log_ratio=ratio if lower_is_better(self.metric) else -ratio, good=good, value=value
+        )
