@@ -30,15 +30,15 @@ from llm_perf_opt.model.families.known import read_text_model  # noqa: E402
 from llm_perf_opt.model.hardware.hardware import load_catalogue  # noqa: E402
 from llm_perf_opt.model.hardware.work import Dtypes, Step  # noqa: E402
 from llm_perf_opt.model.static.parts import Model  # noqa: E402
-from tests.unit.test_estimate import touched  # noqa: E402
-from tests.unit.test_published import (  # noqa: E402
+from tests.unit.model.test_estimate import touched  # noqa: E402
+from tests.unit.model.test_published import (  # noqa: E402
     estimated_rate,
     served,
     serving_rows,
     setting_of,
     share_of_bound,
 )
-from tests.unit.test_published import rows as published_rows  # noqa: E402
+from tests.unit.model.test_published import rows as published_rows  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "accuracy.md"

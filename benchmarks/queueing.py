@@ -29,7 +29,7 @@ from llm_perf_opt.model.estimate.requests import (  # noqa: E402
 )
 from llm_perf_opt.model.estimate.steps import Setting  # noqa: E402
 from llm_perf_opt.model.hardware.work import Dtypes  # noqa: E402
-from tests.unit.test_published import catalogue, model_of  # noqa: E402
+from tests.unit.model.test_published import catalogue, model_of  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "queueing.json"
 LOADS = ((128, 128), (1024, 128), (128, 1024), (2048, 512), (8192, 512))

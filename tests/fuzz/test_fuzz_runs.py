@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from llm_perf_opt.cli import main
 from tests.fuzz.made_up import SLOWEST, cases
 from tests.support.nsys_builder import Export
-from tests.unit.test_compare_command import STEADY, run_of
+from tests.unit.commands.test_compare_command import STEADY, run_of
 
 # Written where a value was, as they are: JSON, or what only looks like it.
 NUMBERS = ("-98765.4321", "-98765", "0", "NaN", "Infinity", "-Infinity", "1e999", "1e300", str(2**63), "9" * 400)

@@ -8,8 +8,8 @@ import pytest
 from llm_perf_opt.cli import main
 from tests.support.browser import Browser, chromium
 from tests.support.fixtures_dir import DATA
-from tests.unit.test_compare_command import SLOWER, STEADY, passes_of
-from tests.unit.test_many_runs import timed_run
+from tests.unit.commands.test_compare_command import SLOWER, STEADY, passes_of
+from tests.unit.pipeline.test_many_runs import timed_run
 
 pytestmark = pytest.mark.browser
 

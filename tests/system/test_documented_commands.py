@@ -58,7 +58,7 @@ ELSEWHERE = {
     "22_results.db": "a database of rocprofv3: test_rocpd.py",
     "snapshot.pickle": "a memory snapshot: test_memory_snapshot.py",
     "--prices": "a file of prices: test_plan.py",
-    "--calibrate-from": "a run of bench with several levels: test_calibrated.py",
+    "--calibrate-from": "a run of bench with several levels: test_calibration.py",
     "artifacts/profile_export_aiperf.json": "a result of aiperf: test_serving_foreign.py",
 }
 STORE = "s3://"

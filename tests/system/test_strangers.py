@@ -17,7 +17,7 @@ from llm_perf_opt.core.sections import Section, SectionTable
 from tests.support.fixtures_dir import DATA
 from tests.support.orchestrator import ALPHA, OFF, STATE, llm_perf_here, only_run
 from tests.support.report_runs import capture, clean, stage, write_run
-from tests.unit.test_compare_command import STEADY, run_of
+from tests.unit.commands.test_compare_command import STEADY, run_of
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from llm_perf_opt.errors import ManifestError, ToolError
 from llm_perf_opt.pipeline.loaded_run import RunTable
 from llm_perf_opt.report.openmetrics import metric_name, render_openmetrics
 from tests.support.report_runs import capture, stage, write_run
-from tests.unit.test_compare_command import STEADY, run_of
-from tests.unit.test_many_runs import timed_run
+from tests.unit.commands.test_compare_command import STEADY, run_of
+from tests.unit.pipeline.test_many_runs import timed_run
 
 
 def test_a_run_is_loaded_as_tables(tmp_path: Path) -> None:

@@ -303,7 +303,7 @@ def test_the_page_of_a_capture_has_only_the_parts_it_can_fill(tmp_path: Path) ->
 
 
 def test_kernels_measured_by_ncu_alone_have_a_headline_of_their_own(tmp_path: Path) -> None:
-    source = Path(__file__).parents[1] / "data" / "ncu_raw.csv.xz"
+    source = Path(__file__).parents[2] / "data" / "ncu_raw.csv.xz"
     assert main(["analyze", str(source), "-o", str(tmp_path / "run")]) == 0
     head = look(tmp_path / "run").headline
     assert head.verdict.startswith("ncu measured ")

@@ -10,7 +10,7 @@ from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.pipeline.stores import check_url, claim, upload
 from llm_perf_opt.system.files import write_whole
 from tests.support.schemas import valid_file
-from tests.unit.test_many_runs import timed_run
+from tests.unit.pipeline.test_many_runs import timed_run
 
 pytest.importorskip("fsspec")
 

@@ -23,8 +23,8 @@ from llm_perf_opt.workload.models.joined import join_projections
 from llm_perf_opt.workload.models.quantization import quantize
 from llm_perf_opt.workload.nvtx import silent
 from tests.support.model_presets import compose_preset, load_preset
-from tests.unit.test_models_causal_lm import TINY as GEOMETRY
-from tests.unit.test_models_causal_lm import WITHOUT_SDPA
+from tests.unit.workload.test_models_causal_lm import TINY as GEOMETRY
+from tests.unit.workload.test_models_causal_lm import WITHOUT_SDPA
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from llm_perf_opt.errors import ManifestError
 from llm_perf_opt.pipeline import catalogue
 from llm_perf_opt.pipeline.catalogue import FORMAT, INDEX_FILE, LocalFolder, RunRow, list_runs
 from llm_perf_opt.pipeline.index import index_run
-from tests.unit.test_many_runs import timed_run
+from tests.unit.pipeline.test_many_runs import timed_run
 
 
 @pytest.fixture
