@@ -1,12 +1,13 @@
-"""Writes docs/accuracy.md: every point that predictions were held against, from the results kept in this repository.
+"""Writes docs/accuracy.md, and its long tables as CSV, from the results kept in this repository.
 
     .venv/bin/python benchmarks/accuracy.py
 
 Measured on an H200: benchmarks/results/prediction_gpu.json (benchmarks/prediction_gpu.py). Published runs:
 tests/data/published.csv. aiconfigurator: benchmarks/results/aiconfigurator.json (benchmarks/aiconfigurator_peer.py).
-Counters of ncu: the run in docs/showcase/llama3_1b-eager. Promises: benchmarks/results/optimize_gpu.json.
+Counters of ncu: the run in tests/data/h200_run. Promises: benchmarks/results/optimize_gpu.json.
 """
 
+import csv
 import json
 import statistics
 import sys
@@ -54,8 +55,25 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     return lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
 
 
+def csv_table(name: str, title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """All rows as benchmarks/results/accuracy/<name>.csv, and the line of the page that links them."""
+    path = RESULTS / "accuracy" / f"{name}.csv"
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([header, *rows])
+    return [f"{title}: [{path.name}](../{path.relative_to(ROOT)}) ({len(rows)} rows)."]
+
+
+def percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def signed(share: float, digits: int = 1) -> str:
+    return f"{100 * share:+.{digits}f} %"
+
+
 def median(values: Iterable[float]) -> str:
-    return f"{statistics.median(abs(v) for v in values):.1%}"
+    return percent(statistics.median(abs(v) for v in values), 1)
 
 
 def classes_of(name: str, step: Step) -> tuple[str, ...]:
@@ -69,9 +87,9 @@ def classes_of(name: str, step: Step) -> tuple[str, ...]:
 
 def class_table(classes: dict[str, list[float]]) -> list[str]:
     return table(
-        ("class", "points", "middle", "largest"),
+        ("class", "points", "median error", "largest error"),
         [
-            (name, len(found), f"{statistics.median(found):+.1%}", f"{max(found, key=abs):+.1%}")
+            (name, len(found), signed(statistics.median(found)), signed(max(found, key=abs)))
             for name, found in sorted(classes.items())
         ],
     )
@@ -98,36 +116,31 @@ def own() -> list[str]:
             for kind in classes_of(name, step):
                 classes.setdefault(kind, []).append(gpu[-1])
             cells = [name, engine, point["phase"], point["batch"], point["prompt"] or point["context"]]
-            cells += [f"{busy:.2f}", f"{found.gpu_ms:.2f}", f"{gpu[-1]:+.1%}", f"{took:.2f}", f"{found.mid_ms:.2f}"]
+            cells += [f"{busy:.2f}", f"{found.gpu_ms:.2f}", signed(gpu[-1]), f"{took:.2f}", f"{found.mid_ms:.2f}"]
             if engine == "graph":
                 wall.append(found.mid_ms / took - 1)
-            rows.append([*cells, f"{found.mid_ms / took - 1:+.1%}"])
+            rows.append([*cells, signed(found.mid_ms / took - 1)])
     inside = sum(1 / OWN.slower <= 1 + e <= OWN.slower for e in wall)
     near = sum(1 / OWN.slower <= 1 + e <= OWN.slower for e in gpu)
     header = ("model", "engine", "phase", "batch", "tokens", "GPU ms", "estimate", "off", "wall ms", "estimate", "off")
     return [
         "## Measured by this project on one H200",
         "",
-        f"Median error of the GPU's busy time {median(gpu)} (aim 10 %), of the wall time of graphs {median(wall)} (aim "
-        f"12 %). The band of ± {OWN.slower - 1:.0%} holds {near} of {len(gpu)} busy times and {inside} of "
-        f"{len(wall)} wall times of graphs. The curves were fitted to these points, so this shows how well the form "
-        "fits, not how well it foretells other models.",
+        f"Median error: {median(gpu)} of GPU busy time (target 10 %), {median(wall)} of wall time with CUDA graphs "
+        f"(target 12 %). {near} of {len(gpu)} busy times and {inside} of {len(wall)} wall times lie within "
+        f"±{percent(OWN.slower - 1)}. The curves were fitted to these points: this shows how well the model fits, not "
+        "how well it predicts other models.",
         "",
-        "Prompts of the model with experts are estimated with the number of experts they hit. Random layers make the "
-        "tokens of a prompt alike, so that they go to a few experts: of 128 tokens to 42 of 128 in the mean of the "
-        "layers, where even picking would hit all (`benchmarks/routing.py`). With even picking, which `predict` takes, "
-        "the same prompt is estimated at 29 ms of GPU time; the grouped products alone take 20.7 ms then, as measured "
-        "with rows spread evenly. Wall times of eager "
-        "runs are the host's; the host of this machine was shared and five times slower in decode than on a quiet "
-        "day (10.4 ms a step for llama3_1b), so they are shown and not aimed at. In the graph the attention of the "
-        "program that was measured reads one sequence's cache block after block, which costs most at batch 1 and long "
-        "contexts; `engine=server` is without that.",
+        "Prefill of the MoE model is estimated with the number of experts that were hit: with random weights 42 of 128 "
+        "(`benchmarks/routing.py`). With uniform routing, which `predict` assumes, the same prompt is estimated at 29 ms "
+        "of GPU time; grouped GEMMs alone take 20.7 ms with uniform routing. Wall times of eager runs depend on the "
+        "host, which was shared here, and have no target.",
         "",
-        "By class, the middle of the signed errors of the GPU's busy time:",
+        "Signed errors of GPU busy time by class:",
         "",
         *class_table(classes),
         "",
-        *table(header, rows),
+        *csv_table("h200", "Every point", header, rows),
     ]
 
 
@@ -191,17 +204,17 @@ def left_out() -> list[str]:
         off = refit_errors([c for other in cases if other != name for c in cases[other]], own_cases, base)
         every += off
         inside = sum(1 / OWN.slower <= 1 + e <= OWN.slower for e in off)
-        rows.append((name, len(off), median(off), f"{max(off, key=abs):+.1%}", f"{inside} of {len(off)}"))
+        rows.append((name, len(off), median(off), signed(max(off, key=abs)), f"{inside} of {len(off)}"))
     scaled(dict.fromkeys(FITTED, 1.0), base)
     engine_module.ENGINES.update(base["ENGINES"])
     inside = sum(1 / OWN.slower <= 1 + e <= OWN.slower for e in every)
     return [
-        "### A model left out",
+        "### Cross-validation: one model left out",
         "",
-        f"The {len(FITTED)} figures that matter most, set wrong by a fifth to a half and fitted anew to two of the "
-        f"three models, then held against the third: median error of the GPU's busy time {median(every)}, the band of "
-        f"± {OWN.slower - 1:.0%} holds {inside} of {len(every)}. Without the model with experts nothing tells what "
-        "routing and grouped products cost, so its own row is what to expect of a part that was never measured.",
+        f"The {len(FITTED)} parameters with the largest effect were set wrong by 20 to 50 %, fitted again to two of the "
+        f"three models, and tested on the third: median error of GPU busy time {median(every)}; {inside} of "
+        f"{len(every)} points lie within ±{percent(OWN.slower - 1)}. The row of the MoE model shows what to expect of a "
+        "kind of kernel that was never measured.",
         "",
         *table(("left out", "points", "median error", "largest", "within the band"), rows),
     ]
@@ -247,7 +260,7 @@ def published() -> list[str]:
                 row["batch"],
                 f"{row['prompt']} + {row['output']}",
                 f"{row['measured']} {row['metric']}",
-                f"{shares[-1]:.0%}",
+                percent(shares[-1]),
                 "–" if ratio is None else f"{ratio:.2f}",
             )
         )
@@ -264,18 +277,17 @@ def published() -> list[str]:
             f"{statistics.median(found):.2f}",
             f"{min(found):.2f} – {max(found):.2f}",
             f"÷ {widths[why].slower:g} to × {widths[why].faster:g}",
-            f"{sum(1 / widths[why].faster <= ratio <= widths[why].slower for ratio in found) / len(found):.0%}",
+            percent(sum(1 / widths[why].faster <= ratio <= widths[why].slower for ratio in found) / len(found)),
         )
         for why, found in sorted(classes.items())
     ]
     return [
         "## Published runs",
         "",
-        f"None of {len(rows)} runs is faster than its bound; the nearest reaches {max(shares):.0%} of it, the median "
-        f"{statistics.median(shares):.0%}. *Estimated* is the rate `engine=server` gives over the published one: above "
-        "1, the estimate is faster. llama.cpp is another kind of engine and is compared with bounds alone. The band is "
-        "what `predict` and `plan` print: how much lower and higher the real rate may be. A test asserts that each "
-        "band contains at least 90 % of the runs of its kind. Models with experts have wide bands: real routers load "
+        f"None of {len(rows)} runs is faster than its bound; the nearest reaches {percent(max(shares))} of it, the median "
+        f"{percent(statistics.median(shares))}. *Estimated* is the rate `engine=server` gives over the published one: above "
+        "1, the estimate is faster. llama.cpp is compared with bounds alone. The band is what `predict` and `plan` print; a "
+        "test asserts that each contains at least 90 % of its rows. MoE models have wide bands: real routers load "
         "experts and devices unevenly, and most published runs do not state their layout (tensor parallel is assumed). "
         "Measure before you buy such a system, or calibrate with `llm-perf plan --calibrate-from`.",
         "",
@@ -283,7 +295,7 @@ def published() -> list[str]:
         "",
         *serving(),
         "",
-        *table(header, rows),
+        *csv_table("published", "Every run", header, rows),
     ]
 
 
@@ -317,14 +329,13 @@ def serving() -> list[str]:
     return [
         "### Loads on one server",
         "",
-        "Qwen3-8B on one H100, vLLM 0.30, fixed lengths, five requests a user, all users starting together "
-        "(tests/data/published_serving.csv). The host's share of `engine=server` was fitted to these rows. "
-        f"Throughput: median {statistics.median(rates):.2f} of the measured one, {min(rates):.2f} to {max(rates):.2f}. "
-        f"Time to first token: {near} of {len(firsts)} rows up to 2 s are within 30 % of the measured 99th percentile, "
-        "which is the slowest of the requests that started together, as the estimated 95th is. Prompts of 1024 tokens "
+        "Qwen3-8B on one H100, vLLM 0.30, fixed lengths, five requests per user, all users starting together "
+        "(tests/data/published_serving.csv). The host time of `engine=server` was fitted to these rows. Throughput: "
+        f"median {statistics.median(rates):.2f} of the measured one, {min(rates):.2f} to {max(rates):.2f}. Estimated "
+        f"TTFT p95: {near} of {len(firsts)} rows up to 2 s are within 30 % of the measured p99. Prompts of 1,024 tokens "
         "with 4 to 32 users were measured faster than a GPU computes them, probably from the prefix cache.",
         "",
-        *table(header, rows),
+        *csv_table("serving", "Every load", header, rows),
     ]
 
 
@@ -361,7 +372,7 @@ def peer() -> list[str]:
                 *(point[key] for key in ("model", "hardware", "weight", "phase", "batch", "tokens", "tp")),
                 f"{point['ms']:.2f}",
                 f"{found.mid_ms:.2f}",
-                f"{off[-1]:+.0%}",
+                signed(off[-1], 0),
             )
         )
     inside = sum(1 / OTHER.slower <= 1 + e <= OTHER.slower for e in off)
@@ -370,14 +381,11 @@ def peer() -> list[str]:
         f"## aiconfigurator {document['version']}",
         "",
         f"Its estimates come from operators its authors measured under {document['backend']}. Median difference of "
-        f"`engine=server` {median(off)} (aim 15 %); {inside} of {len(off)} lie within ± {OTHER.slower - 1:.0%}, "
-        "the band of transferred rates. Experts are taken to be picked evenly here and unevenly there, so models with "
-        "them come out slower here, most at batch 8. How near grouped products of `engine=server` come to the memory's "
-        "rate was taken from these figures, because none was measured here.",
+        f"`engine=server` {median(off)} (target 15 %); {inside} of {len(off)} lie within ±{percent(OTHER.slower - 1)}, "
+        "the band of transferred rates. Routing is uniform here and uneven there, so MoE models are slower here, most at "
+        "batch 8. The memory bandwidth that grouped GEMMs of `engine=server` reach was taken from these figures.",
         "",
-        *class_table(classes),
-        "",
-        *table(header, rows),
+        *csv_table("aiconfigurator", "Every point", header, rows),
     ]
 
 
@@ -387,7 +395,7 @@ GEMM_GROUPS = ("attention", "mlp", "lm_head")
 
 def counters() -> list[str]:
     """What ncu counted in the kernels of a decode step against what static analysis says the step needs."""
-    run = ROOT / "docs" / "showcase" / "llama3_1b-eager"
+    run = ROOT / "tests" / "data" / "h200_run"
     ncu, static, nsys = (
         json.loads((run / name).read_bytes())
         for name in ("ncu/kernels.json", "static_analysis/static.json", "nsys/analysis.json")
@@ -407,7 +415,7 @@ def counters() -> list[str]:
     attention_flop = needed["flops"] - products
     cache = needed["kv_read_bytes"] + needed["kv_write_bytes"]
     rows = [
-        ("products", "DRAM bytes", products, moved["gemm"], "weights once; activations and split-K sums on top"),
+        ("GEMMs", "DRAM bytes", products, moved["gemm"], "weights once; activations and split-K sums on top"),
         ("attention", "DRAM bytes", cache, moved["attention"], "the KV cache once"),
         (
             "everything else",
@@ -417,7 +425,7 @@ def counters() -> list[str]:
             "counted as if every operator read and wrote memory; a part of it stays in the L2 cache",
         ),
         (
-            "products",
+            "GEMMs",
             "FLOP",
             products,
             flop["gemm"],
@@ -429,7 +437,7 @@ def counters() -> list[str]:
         "## Counters of ncu against static counts",
         "",
         f"One decode step of llama3_1b, eager, batch 1, context 1,056, on an H200: {len(ncu['kernels'])} kernels "
-        "measured by ncu, each times its launches in a step. What lies more than a tenth apart is explained beside it.",
+        "measured by ncu, multiplied by their launches per step. Differences over 10 % are explained in the last column.",
         "",
         *table(
             ("kernels", "what", "static, millions", "ncu, millions", "ncu / static", "why"),
@@ -455,12 +463,12 @@ def promises() -> list[str]:
     ]
     held = sum(row["held"] == "held" for row in document["rows"])
     return [
-        "## Promises of findings against what was measured",
+        "## Predicted and measured gains",
         "",
         f"`llm-perf optimize` on one H200, time per token: {held} of {len(rows)} bounds held. A bound says what the "
-        "hardware leaves room for, not what a remedy brings.",
+        "hardware leaves room for, not what a fix gains.",
         "",
-        *table(("model", "remedy", "at most", "measured", "95 %", "pairs", "bound"), rows),
+        *table(("model", "experiment", "at most", "measured", "95 % interval", "pairs", "bound"), rows),
     ]
 
 
@@ -468,8 +476,8 @@ def main() -> None:
     opening = [
         "# Accuracy",
         "",
-        "What `llm-perf predict` says, held against what was measured or published. This page is written by "
-        "`benchmarks/accuracy.py` from results kept in the repository.",
+        "How far the predictions of `llm-perf predict` and the gains promised by findings are from measurements. Written by "
+        "`benchmarks/accuracy.py` from results in the repository; long tables are CSV files.",
         "",
     ]
     PAGE.write_text(

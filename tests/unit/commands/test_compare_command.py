@@ -349,7 +349,7 @@ def test_what_is_missing_or_wrong_in_a_run_is_told_on_terminal_page_and_by_compa
 
 def test_captures_taken_away_to_save_room_are_no_damage() -> None:
     """The run that is shown has neither its export of nsys nor the traces it names."""
-    run = REPO / "docs" / "showcase" / "llama3_1b-eager"
+    run = REPO / "tests" / "data" / "h200_run"
     manifest = read_manifest(run)
     assert any(not file.path.exists() for stage in manifest.stages for file in stage.files)
     assert read_run_files(manifest, run).damage == ()
