@@ -132,8 +132,8 @@ def own() -> list[str]:
         "how well it predicts other models.",
         "",
         "Prefill of the MoE model is estimated with the number of experts that were hit: with random weights 42 of 128 "
-        "(`benchmarks/routing.py`). With uniform routing, which `predict` assumes, the same prompt is estimated at 29 ms "
-        "of GPU time; grouped GEMMs alone take 20.7 ms with uniform routing. Wall times of eager runs depend on the "
+        "(`benchmarks/routing.py`). With uniform routing, which `predict` assumes, the same prompt is estimated at 29 "
+        "ms of GPU time; grouped GEMMs alone take 20.7 ms with uniform routing. Wall times of eager runs depend on the "
         "host, which was shared here, and have no target.",
         "",
         "Signed errors of GPU busy time by class:",
@@ -211,10 +211,10 @@ def left_out() -> list[str]:
     return [
         "### Cross-validation: one model left out",
         "",
-        f"The {len(FITTED)} parameters with the largest effect were set wrong by 20 to 50 %, fitted again to two of the "
-        f"three models, and tested on the third: median error of GPU busy time {median(every)}; {inside} of "
-        f"{len(every)} points lie within ±{percent(OWN.slower - 1)}. The row of the MoE model shows what to expect of a "
-        "kind of kernel that was never measured.",
+        f"The {len(FITTED)} parameters with the largest effect were set wrong by 20 to 50 %, fitted again to two of "
+        f"the three models, and tested on the third: median error of GPU busy time {median(every)}; {inside} of "
+        f"{len(every)} points lie within ±{percent(OWN.slower - 1)}. The row of the MoE model shows what to expect of "
+        "a kind of kernel that was never measured.",
         "",
         *table(("left out", "points", "median error", "largest", "within the band"), rows),
     ]
@@ -284,12 +284,13 @@ def published() -> list[str]:
     return [
         "## Published runs",
         "",
-        f"None of {len(rows)} runs is faster than its bound; the nearest reaches {percent(max(shares))} of it, the median "
-        f"{percent(statistics.median(shares))}. *Estimated* is the rate `engine=server` gives over the published one: above "
-        "1, the estimate is faster. llama.cpp is compared with bounds alone. The band is what `predict` and `plan` print; a "
-        "test asserts that each contains at least 90 % of its rows. MoE models have wide bands: real routers load "
-        "experts and devices unevenly, and most published runs do not state their layout (tensor parallel is assumed). "
-        "Measure before you buy such a system, or calibrate with `llm-perf plan --calibrate-from`.",
+        f"None of {len(rows)} runs is faster than its bound; the nearest reaches {percent(max(shares))} of it, the "
+        f"median {percent(statistics.median(shares))}. *Estimated* is the rate `engine=server` gives over the "
+        "published one: above 1, the estimate is faster. llama.cpp is compared with bounds alone. The band is what "
+        "`predict` and `plan` print; a test asserts that each contains at least 90 % of its rows. MoE models have wide "
+        "bands: real routers load experts and devices unevenly, and most published runs do not state their layout "
+        "(tensor parallel is assumed). Measure before you buy such a system, or calibrate with `llm-perf plan "
+        "--calibrate-from`.",
         "",
         *table(("kind", "rows", "median", "range", "band of the rate", "inside"), summary),
         "",
@@ -332,8 +333,8 @@ def serving() -> list[str]:
         "Qwen3-8B on one H100, vLLM 0.30, fixed lengths, five requests per user, all users starting together "
         "(tests/data/published_serving.csv). The host time of `engine=server` was fitted to these rows. Throughput: "
         f"median {statistics.median(rates):.2f} of the measured one, {min(rates):.2f} to {max(rates):.2f}. Estimated "
-        f"TTFT p95: {near} of {len(firsts)} rows up to 2 s are within 30 % of the measured p99. Prompts of 1,024 tokens "
-        "with 4 to 32 users were measured faster than a GPU computes them, probably from the prefix cache.",
+        f"TTFT p95: {near} of {len(firsts)} rows up to 2 s are within 30 % of the measured p99. Prompts of 1,024 "
+        "tokens with 4 to 32 users were measured faster than a GPU computes them, probably from the prefix cache.",
         "",
         *csv_table("serving", "Every load", header, rows),
     ]
@@ -382,8 +383,8 @@ def peer() -> list[str]:
         "",
         f"Its estimates come from operators its authors measured under {document['backend']}. Median difference of "
         f"`engine=server` {median(off)} (target 15 %); {inside} of {len(off)} lie within ±{percent(OTHER.slower - 1)}, "
-        "the band of transferred rates. Routing is uniform here and uneven there, so MoE models are slower here, most at "
-        "batch 8. The memory bandwidth that grouped GEMMs of `engine=server` reach was taken from these figures.",
+        "the band of transferred rates. Routing is uniform here and uneven there, so MoE models are slower here, most "
+        "at batch 8. The memory bandwidth that grouped GEMMs of `engine=server` reach was taken from these figures.",
         "",
         *csv_table("aiconfigurator", "Every point", header, rows),
     ]
@@ -437,7 +438,8 @@ def counters() -> list[str]:
         "## Counters of ncu against static counts",
         "",
         f"One decode step of llama3_1b, eager, batch 1, context 1,056, on an H200: {len(ncu['kernels'])} kernels "
-        "measured by ncu, multiplied by their launches per step. Differences over 10 % are explained in the last column.",
+        "measured by ncu, multiplied by their launches per step. Differences over 10 % are explained in the last "
+        "column.",
         "",
         *table(
             ("kernels", "what", "static, millions", "ncu, millions", "ncu / static", "why"),
@@ -476,8 +478,8 @@ def main() -> None:
     opening = [
         "# Accuracy",
         "",
-        "How far the predictions of `llm-perf predict` and the gains promised by findings are from measurements. Written by "
-        "`benchmarks/accuracy.py` from results in the repository; long tables are CSV files.",
+        "How far the predictions of `llm-perf predict` and the gains promised by findings are from measurements. "
+        "Written by `benchmarks/accuracy.py` from results in the repository; long tables are CSV files.",
         "",
     ]
     PAGE.write_text(

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from llm_perf_opt.errors import CommandFailed, ConfigError, ParseError, ProfilingError, StageSkipped, ToolError
     from llm_perf_opt.marks import mark_warmup, phase, request
     from llm_perf_opt.pipeline.loaded_run import LoadedRun, RunTable, load_run
-    from llm_perf_opt.profiling.nvml import GpuSamples, sample_gpus
     from llm_perf_opt.profiling.workload_run import WorkloadRun, WorkloadSpan, run_workload
     from llm_perf_opt.report.charts import ChartBand, draw_chart
+    from llm_perf_opt.system.nvml import GpuSamples, sample_gpus
     from llm_perf_opt.system.process import CommandResult
     from llm_perf_opt.workload.models.base import LoadedModel, ModelAdapter, Sample, StepOutput
     from llm_perf_opt.workload.watcher import WorkloadWatcher
@@ -97,9 +97,9 @@ _HOMES = {
     "errors": ("CommandFailed", "ConfigError", "ParseError", "ProfilingError", "StageSkipped", "ToolError"),
     "marks": ("mark_warmup", "phase", "request"),
     "pipeline.loaded_run": ("LoadedRun", "RunTable", "load_run"),
-    "profiling.nvml": ("GpuSamples", "sample_gpus"),
     "profiling.workload_run": ("WorkloadRun", "WorkloadSpan", "run_workload"),
     "report.charts": ("ChartBand", "draw_chart"),
+    "system.nvml": ("GpuSamples", "sample_gpus"),
     "system.process": ("CommandResult",),
     "workload.models.base": ("LoadedModel", "ModelAdapter", "Sample", "StepOutput"),
     "workload.watcher": ("WorkloadWatcher",),

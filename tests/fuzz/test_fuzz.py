@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from llm_perf_opt.capture.readers.kinds import kind_of
 from llm_perf_opt.capture.readers.ncu_csv import parse_ncu_csv
 from llm_perf_opt.capture.readers.ncu_log import parse_ncu_log
 from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
@@ -28,7 +29,6 @@ from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.model.families.known import read_text_model
 from llm_perf_opt.model.static.config_json import read_config_json
-from llm_perf_opt.pipeline.analyze.kinds import kind_of
 from llm_perf_opt.pipeline.compose import COMPOSITION_ERRORS, compose_config, explain_composition_error
 from llm_perf_opt.pipeline.plan import find_entry_points, load_registry
 from llm_perf_opt.pipeline.provenance import recorded_inputs

@@ -23,7 +23,7 @@ from llm_perf_opt.pipeline.index import index_run, parse_filter
 from llm_perf_opt.pipeline.optimize.user_experiments import read_experiments
 from llm_perf_opt.planning.machine import parse_amd_smi, parse_rocm_smi
 from llm_perf_opt.planning.predict_request import parse_request
-from llm_perf_opt.report.openmetrics import render_openmetrics
+from llm_perf_opt.report.render.openmetrics import render_openmetrics
 from llm_perf_opt.report.samples import parse_samples
 from llm_perf_opt.report.write import write_view
 from llm_perf_opt.serving.counters import parse_counters

@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from llm_perf_opt.capture.readers.kinds import NCU, NSYS, TORCH
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.errors import ProfilingError
-from llm_perf_opt.pipeline.analyze.kinds import NCU, NSYS, TORCH
 from llm_perf_opt.pipeline.analyze.read import read_captures
 from tests.support.fixtures_dir import REPO, shared_fixtures
 

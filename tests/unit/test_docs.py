@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import llm_perf_opt
-from llm_perf_opt.report.page.glossary import GLOSSARY
+from llm_perf_opt.report.render.glossary import GLOSSARY
 from tests.support.fixtures_dir import REPO
 
 DOCS = REPO / "docs"

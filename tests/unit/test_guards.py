@@ -30,7 +30,7 @@ FORBIDDEN = {
     "diagnosis": {"compare", "optimize", *FEEDERS},
     "compare": {"optimize", *FEEDERS},
     "optimize": FEEDERS,
-    "report": {"profiling", "workload", "serving"},
+    "report": {"profiling", "workload"},
     "workload": {"profiling", "report", "serving"},
     "serving": {"report"},
     "profiling": {"serving"},
@@ -174,7 +174,7 @@ JSON_OF_TEXTS = {
     "config/legacy.py", "config/load.py", "system/process.py", "system/secrets/known.py", "pipeline/compose.py",
     "pipeline/jobs/record.py", "system/lock.py", "pipeline/resume.py", "system/trust.py", "profiling/injected.py",
     "profiling/vendor/launch.py", "profiling/workload_run.py", "pipeline/bench/vllm_flags.py",
-    "planning/predictions.py", "serving/window.py", "workload/models/compiled_nodes.py", "workload/outputs.py",
+    "planning/predictions.py", "pipeline/bench/window.py", "workload/models/compiled_nodes.py", "workload/outputs.py",
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from llm_perf_opt.capture.readers.ncu_report import load_ncu_dir
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.profiling.ncu.results import kernels_csv
-from llm_perf_opt.report.kernels_md import render_kernels_md
+from llm_perf_opt.report.render.kernels_md import render_kernels_md
 from llm_perf_opt.report.svg import histograms_svg, roofline_svg
 
 PROG = "analyze_ncu_dir"

@@ -16,9 +16,9 @@ from functools import partial
 from math import isfinite
 from pathlib import Path
 
+from llm_perf_opt.capture.readers.kinds import LOAD, NCU, NSYS, ROCPD, SNAPSHOT, SUMMARY, TORCH, capture_files, kind_of
 from llm_perf_opt.config.arguments import command_parser
 from llm_perf_opt.errors import EXIT_OK, ConfigError
-from llm_perf_opt.pipeline.analyze.kinds import LOAD, NCU, NSYS, ROCPD, SNAPSHOT, SUMMARY, TORCH, capture_files, kind_of
 from llm_perf_opt.planning.capture_context import CLEAN, CaptureContext, context_stages
 from llm_perf_opt.system.arrays import load_numpy
 from llm_perf_opt.system.terminal import print_json
@@ -185,7 +185,7 @@ def _analyze(args: argparse.Namespace, kinds: list[str], context: CaptureContext
     if args.json:
         print_json(msgspec.to_builtins(analysis))
         return EXIT_OK
-    from llm_perf_opt.pipeline.analyze.text import render_analysis
+    from llm_perf_opt.report.render.capture_text import render_analysis
     from llm_perf_opt.system.terminal import show
 
     show(render_analysis(analysis, top=max(1, args.top)))

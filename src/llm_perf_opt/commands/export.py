@@ -11,7 +11,7 @@ from types import ModuleType
 from llm_perf_opt.config.arguments import command_parser, written_by
 from llm_perf_opt.errors import EXIT_OK, ConfigError, ToolError
 from llm_perf_opt.pipeline.index import IndexedRun, index_run
-from llm_perf_opt.report.openmetrics import render_openmetrics
+from llm_perf_opt.report.render.openmetrics import render_openmetrics
 from llm_perf_opt.system.files import write_whole
 
 TEXTS = ("prometheus", "openmetrics")

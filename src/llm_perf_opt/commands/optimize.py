@@ -166,9 +166,9 @@ def _optimize_model(args: argparse.Namespace, options: "OptimizeOptions") -> int
     from llm_perf_opt.pipeline.optimize.situation import plan_for, situation_of
     from llm_perf_opt.pipeline.optimize.user_experiments import secrets_of
     from llm_perf_opt.pipeline.provenance import make_redactor
-    from llm_perf_opt.profiling.nvml import gpu_index
     from llm_perf_opt.report.optimize.text import render_plan, render_terminal
     from llm_perf_opt.system.lock import locked
+    from llm_perf_opt.system.nvml import gpu_index
 
     began = time.monotonic()
     # Hydra may go back to where the run was started, and so may relative names.

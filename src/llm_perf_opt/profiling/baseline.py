@@ -40,7 +40,6 @@ from llm_perf_opt.core.slowdown import TimedSample, matched_ratios, slowdown
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import CommandFailed, ParseError
 from llm_perf_opt.marks import MARKS_DIR, STOPPED
-from llm_perf_opt.profiling.nvml import gpu_index, sample_gpu
 from llm_perf_opt.profiling.program import (
     CLEAN_PASS,
     ProgramRun,
@@ -57,6 +56,7 @@ from llm_perf_opt.profiling.vendor.launch import (
     workload_overrides,
 )
 from llm_perf_opt.system.files import write_whole
+from llm_perf_opt.system.nvml import gpu_index, sample_gpu
 from llm_perf_opt.system.process import CommandResult, program_title
 from llm_perf_opt.workload.gallery import GALLERY_FILE
 from llm_perf_opt.workload.outputs import PREDICTIONS_FILE, resolve_dirs

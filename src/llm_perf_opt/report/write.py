@@ -8,12 +8,12 @@ import msgspec
 from llm_perf_opt.core.manifest import read_manifest, write_json
 from llm_perf_opt.core.names import DIAGNOSIS_FILE, MANIFEST_FILE
 from llm_perf_opt.errors import numbers_of
-from llm_perf_opt.report.html import render_html
-from llm_perf_opt.report.kernels_md import render_kernels_page
-from llm_perf_opt.report.perfetto import render_perfetto
-from llm_perf_opt.report.report_md import render_report_md
+from llm_perf_opt.report.render.html import render_html
+from llm_perf_opt.report.render.kernels_md import render_kernels_page
+from llm_perf_opt.report.render.perfetto import render_perfetto
+from llm_perf_opt.report.render.report_md import render_report_md
+from llm_perf_opt.report.render.summary_md import render_summary_md
 from llm_perf_opt.report.run_files import read_run_files
-from llm_perf_opt.report.summary_md import render_summary_md
 from llm_perf_opt.report.view.report import ReportView, build_view
 from llm_perf_opt.system.files import write_page, write_whole
 

@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import Any
 from urllib.parse import urlsplit
 
-from llm_perf_opt.profiling.nvml import GpuSamples, sample_gpu
 from llm_perf_opt.serving.results import GpuFigures
+from llm_perf_opt.system.nvml import GpuSamples, sample_gpu
 
 
 def is_local(url: str) -> bool:

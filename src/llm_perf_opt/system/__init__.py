@@ -4,7 +4,7 @@
 tree; `supervise` is the small program that stands between it and every command. `files` reads and writes files other
 people prepared, `lock` gives a run directory one writer, `trust` says whether this user started a run. `redact` removes
 secrets from everything that is written, `secrets` says what counts as one. `terminal` lays text out for terminals and
-logs, `arrays` sets numpy up.
+logs, `nvml` samples GPUs, `arrays` sets numpy up.
 
 Imports nothing of ours but `errors`, `config` and `core`, which writes its documents through `files`. Read `process`,
 then `redact`.

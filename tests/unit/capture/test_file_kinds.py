@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.capture.readers.kinds import NCU, NSYS, SUMMARY, TORCH, kind_of
 from llm_perf_opt.capture.readers.ncu_report import load_ncu
 from llm_perf_opt.capture.readers.nsys_log import failure_words, import_notes
 from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
@@ -14,7 +15,6 @@ from llm_perf_opt.capture.readers.nsys_stats import read_stats
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.cli import main
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.pipeline.analyze.kinds import NCU, NSYS, SUMMARY, TORCH, kind_of
 from llm_perf_opt.profiling.nsys.scrub import export_problem
 from tests.support.fixtures_dir import shared_fixtures
 from tests.support.nsys_builder import Export

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.capture.allocations import BEFORE, OutOfMemoryRow, OwnerRow
+from llm_perf_opt.capture.readers.kinds import SNAPSHOT, kind_of
 from llm_perf_opt.capture.readers.memory_snapshot import read_memory_snapshot
 from llm_perf_opt.cli import main
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.pipeline.analyze.kinds import SNAPSHOT, kind_of
 
 Rows = list[dict[str, Any]]
 MIB = 1 << 20

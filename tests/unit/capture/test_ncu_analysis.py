@@ -17,7 +17,7 @@ from llm_perf_opt.capture.readers.ncu_csv import merge_launches, parse_ncu_csv
 from llm_perf_opt.capture.readers.ncu_report import load_ncu_dir
 from llm_perf_opt.core.manifest import strict_json
 from llm_perf_opt.profiling.ncu.results import kernels_csv
-from llm_perf_opt.report.kernels_md import render_kernels_md
+from llm_perf_opt.report.render.kernels_md import render_kernels_md
 from llm_perf_opt.report.svg import roofline_svg
 from llm_perf_opt.report.view.captured import ncu_verdict
 from tests.support.fixtures_dir import DATA, shared_fixtures

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.capture.readers.kinds import NSYS, ROCPD, kind_of
 from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.capture.readers.rocpd import read_rocpd
 from llm_perf_opt.capture.timeline import CapturedGpu, LaunchShape
@@ -13,7 +14,6 @@ from llm_perf_opt.cli import main
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.diagnosis.document import GpuIdle
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.pipeline.analyze.kinds import NSYS, ROCPD, kind_of
 from tests.support.rocpd_builder import OTHER_GUID, Rocpd
 
 MI300 = CapturedGpu(name="AMD Instinct MI300X", sm_count=304, clock_hz=2_100_000_000, memory_bytes=206_141_652_992)

@@ -14,7 +14,7 @@ from llm_perf_opt.cli import main
 from llm_perf_opt.core.records import Metric, Spread
 from llm_perf_opt.errors import ManifestError, ToolError
 from llm_perf_opt.pipeline.loaded_run import RunTable
-from llm_perf_opt.report.openmetrics import metric_name, render_openmetrics
+from llm_perf_opt.report.render.openmetrics import metric_name, render_openmetrics
 from tests.support.report_runs import capture, stage, write_run
 from tests.unit.commands.test_compare_command import STEADY, run_of
 from tests.unit.pipeline.test_many_runs import timed_run

@@ -18,7 +18,7 @@ from llm_perf_opt.diagnosis.gaps.queue import Queue
 from llm_perf_opt.diagnosis.gaps.report import IdleReport
 from llm_perf_opt.diagnosis.gaps.verdict import HostCost, Judged, Verdict, judge
 from llm_perf_opt.diagnosis.gaps.waits import WaitRow
-from llm_perf_opt.profiling.idle_sections import idle_sections
+from llm_perf_opt.report.sections.idle import idle_sections
 from tests.support.answers import cells_of, claim_of, diagnosis_of, owner_of, rules
 from tests.support.nsys_builder import OTHER_THREAD, PID, THREAD, Export
 from tests.support.trace_builder import event, write_trace

@@ -11,8 +11,8 @@ import pytest
 
 from llm_perf_opt.config.schema import WorkloadSection
 from llm_perf_opt.core.documents import ClockDocument, ClockSample
-from llm_perf_opt.profiling import nvml
-from llm_perf_opt.profiling.nvml import gpu_index, gpus_of_run, sample_gpu, samples_file
+from llm_perf_opt.system import nvml
+from llm_perf_opt.system.nvml import gpu_index, gpus_of_run, sample_gpu, samples_file
 from llm_perf_opt.testing import plain_config, plain_host, scratch_context
 from tests.support.fake_nvml import FakeNvml
 from tests.support.ncu_run import H200

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.units import digits, format_bytes, format_factor, format_ms, format_percent
-from llm_perf_opt.report.html import json_for_script
+from llm_perf_opt.report.render.html import json_for_script
 from llm_perf_opt.report.view.timeline import pack
 from tests.support.report_runs import analyze_h200
 

@@ -17,8 +17,8 @@ from llm_perf_opt.diagnosis.run import diagnose_run
 from llm_perf_opt.profiling.baseline import clean_metrics
 from llm_perf_opt.profiling.program import ProgramRun, describe_program
 from llm_perf_opt.report.facts import unbeaten
-from llm_perf_opt.report.page.glossary import words
-from llm_perf_opt.report.page.roofline_layout import WIDTH, layout_roofline
+from llm_perf_opt.report.render.glossary import words
+from llm_perf_opt.report.render.roofline_layout import WIDTH, layout_roofline
 from llm_perf_opt.report.run_files import LOG_LINES, read_run_files
 from llm_perf_opt.report.view.findings import findings_view
 from llm_perf_opt.report.view.headline import is_worth_it

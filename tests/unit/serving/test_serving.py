@@ -15,6 +15,7 @@ from llm_perf_opt.cli import main
 from llm_perf_opt.core.sections import SectionTable
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.bench.config import read_config
+from llm_perf_opt.report.sections.served_load import bench_metrics, bench_sections, shown_level
 from llm_perf_opt.serving.client.lag import LoopLag
 from llm_perf_opt.serving.client.request import RequestTemplate
 from llm_perf_opt.serving.config import LoadLevel, LoadSection, ServerSection, SloSection
@@ -31,7 +32,6 @@ from llm_perf_opt.serving.results import (
     level_result,
 )
 from llm_perf_opt.serving.schedule import arrival_times
-from llm_perf_opt.serving.sections import bench_metrics, bench_sections, shown_level
 from llm_perf_opt.serving.traffic.sessions import Turn
 from llm_perf_opt.serving.traffic.synthetic import SyntheticTraffic, made_up, words_for
 from llm_perf_opt.serving.traffic.trace import TraceSession, TraceTraffic, TraceTurn

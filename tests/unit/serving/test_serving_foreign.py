@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from llm_perf_opt.capture.readers.kinds import LOAD, TORCH, kind_of
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.pipeline.analyze.kinds import LOAD, TORCH, kind_of
 from llm_perf_opt.serving.config import LoadLevel, SloSection
 from llm_perf_opt.serving.foreign import read_results
 from llm_perf_opt.serving.records import LoadRun, RequestRecord

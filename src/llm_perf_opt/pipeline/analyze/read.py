@@ -11,12 +11,12 @@ from msgspec import UNSET
 
 from llm_perf_opt.capture.graphs import attribute_replays, graph_reference, replayed_kernels
 from llm_perf_opt.capture.ranks.identify import Kind
+from llm_perf_opt.capture.readers.kinds import NCU, NSYS, ROCPD, SNAPSHOT, SUMMARY, TORCH, is_ascend
 from llm_perf_opt.capture.rows import KernelRow
 from llm_perf_opt.diagnosis.analyze import RecordedCapture, analyze_captures
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.diagnosis.evidence import Measured
 from llm_perf_opt.errors import ParseError, ToolError
-from llm_perf_opt.pipeline.analyze.kinds import NCU, NSYS, ROCPD, SNAPSHOT, SUMMARY, TORCH, is_ascend
 
 if TYPE_CHECKING:
     from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from msgspec import UNSET
 
+from llm_perf_opt.capture.readers.kinds import NCU, TORCH
 from llm_perf_opt.core.manifest import RunManifest, write_manifest
 from llm_perf_opt.core.names import ANALYSIS_FILE, NSYS, OPERATORS_CSV, TORCH_PROFILER
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.pipeline.analyze.kinds import NCU, TORCH
-from llm_perf_opt.pipeline.analyze.pictures import write_pictures
 from llm_perf_opt.pipeline.analyze.read import AnalyzedCaptures
-from llm_perf_opt.pipeline.analyze.sections import capture_sections
 from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis, write_operators
+from llm_perf_opt.report.sections.capture_detail import capture_sections
+from llm_perf_opt.report.sections.capture_pictures import write_pictures
 from llm_perf_opt.report.write import write_reports
 from llm_perf_opt.system.files import real_path
 from llm_perf_opt.system.redact import Redactor

@@ -11,11 +11,11 @@ from llm_perf_opt.core.manifest import RunManifest, write_json, write_manifest
 from llm_perf_opt.core.records import StageFile, StageRecord
 from llm_perf_opt.core.sections import SectionTable, cell_text
 from llm_perf_opt.pipeline.analyze.run import require_free
-from llm_perf_opt.pipeline.bench.pictures import draw_trade, with_pictures
+from llm_perf_opt.report.sections.load_pictures import draw_trade, with_pictures
+from llm_perf_opt.report.sections.served_load import bench_metrics, bench_sections
 from llm_perf_opt.report.write import write_reports
 from llm_perf_opt.serving.foreign import read_results
 from llm_perf_opt.serving.results import BENCH, BENCH_FILE, BenchDocument
-from llm_perf_opt.serving.sections import bench_metrics, bench_sections
 from llm_perf_opt.system.files import real_path
 from llm_perf_opt.system.redact import Redactor
 from llm_perf_opt.system.terminal import number_columns, print_json, terminal_table

@@ -2,5 +2,6 @@
 
 `config` composes overrides into `BenchConfig`, with the arguments of `vllm bench serve` by `vllm_flags`. `run` starts,
 loads and stops the server and writes the run directory; `warm_up` sends the first requests and chooses the traffic,
-`server_capture` analyses a capture of the server, `pictures` draws latency over time and throughput against latency.
+`window` captures a window of the load with nsys or the server's own profiler, `server_capture` analyses it. Charts are
+drawn by `report/sections/load_pictures`.
 """

@@ -22,9 +22,9 @@ from llm_perf_opt.core.records import CommandRecord, Progress, RunStatus, StageF
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.errors import ConfigError, ProfilingError, ToolError
 from llm_perf_opt.pipeline.bench.config import BenchConfig
-from llm_perf_opt.pipeline.bench.pictures import draw_runs, draw_trade, with_pictures
 from llm_perf_opt.pipeline.bench.server_capture import LookPlace, nsys_stage
 from llm_perf_opt.pipeline.bench.warm_up import WarmServer, read_traffic, warm_up
+from llm_perf_opt.pipeline.bench.window import profile_args, record_with_engine, record_with_nsys
 from llm_perf_opt.pipeline.console import Console, StageTurn, make_console
 from llm_perf_opt.pipeline.provenance import (
     as_written,
@@ -34,8 +34,9 @@ from llm_perf_opt.pipeline.provenance import (
 )
 from llm_perf_opt.pipeline.resume import COULD_NOT_GO_ON, claim_chosen, refuse_foreign
 from llm_perf_opt.pipeline.stores import SyncDocument, claim, upload
-from llm_perf_opt.profiling.nvml import GpuSamples
 from llm_perf_opt.profiling.vendor.tools import probe_host
+from llm_perf_opt.report.sections.load_pictures import draw_runs, draw_trade, with_pictures
+from llm_perf_opt.report.sections.served_load import bench_metrics, bench_sections
 from llm_perf_opt.report.write import write_reports
 from llm_perf_opt.serving.block import result_block
 from llm_perf_opt.serving.capacity import CapacitySearch
@@ -53,13 +54,12 @@ from llm_perf_opt.serving.results import (
     level_result,
 )
 from llm_perf_opt.serving.saturation import recommended, verdict
-from llm_perf_opt.serving.sections import bench_metrics, bench_sections
 from llm_perf_opt.serving.telemetry import gpu_figures, is_local, sampled_gpus
 from llm_perf_opt.serving.traffic.trace import TraceSession
 from llm_perf_opt.serving.vllm_file import vllm_json
-from llm_perf_opt.serving.window import profile_args, record_with_engine, record_with_nsys
 from llm_perf_opt.system.files import write_whole
 from llm_perf_opt.system.lock import locked
+from llm_perf_opt.system.nvml import GpuSamples
 from llm_perf_opt.system.process import allowed_environment
 from llm_perf_opt.system.redact import Redactor, given_secrets
 

@@ -239,7 +239,7 @@ def _is_cut_short(folder: Path) -> bool:
 
 def _load_results(path: Path) -> list[Path]:
     """Result files of load generators: the file itself, or all JSON files of a directory, one start each."""
-    from llm_perf_opt.pipeline.analyze.kinds import LOAD, kind_of
+    from llm_perf_opt.capture.readers.kinds import LOAD, kind_of
 
     if path.is_dir():
         files = sorted(path.glob("*.json"))
@@ -414,7 +414,7 @@ def _clocks(files: list[RunFiles]) -> dict[str, float]:
 
 
 def _capture(path: Path) -> ReadSide:
-    from llm_perf_opt.pipeline.analyze.kinds import capture_files, kind_of
+    from llm_perf_opt.capture.readers.kinds import capture_files, kind_of
     from llm_perf_opt.pipeline.analyze.read import read_captures
 
     files = capture_files(path)

@@ -5,7 +5,7 @@ import time
 from llm_perf_opt.compare.stability import RepeatedValue
 from llm_perf_opt.errors import ConfigError, ToolError
 from llm_perf_opt.pipeline.optimize.workers import ExperimentWorker
-from llm_perf_opt.profiling.nvml import sample_gpu
+from llm_perf_opt.system.nvml import sample_gpu
 
 # The driver renews its counter some ten to fifty times a second: over this time that is two percent at most.
 LEAST_METERED_S = 3.0

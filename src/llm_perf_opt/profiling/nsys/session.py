@@ -33,12 +33,12 @@ from llm_perf_opt.profiling.baseline import (
 )
 from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis
 from llm_perf_opt.profiling.generated import collect_generated
-from llm_perf_opt.profiling.idle_sections import idle_sections
 from llm_perf_opt.profiling.nsys.capture import WORK_DIR, CaptureOptions, NsysCaptured, run_capture
 from llm_perf_opt.profiling.nsys.isolation import isolation
 from llm_perf_opt.profiling.nsys.scrub import RawFolder, publish_leftovers, publish_report, raw_folder
 from llm_perf_opt.profiling.range_phases import chosen_phases, with_phases
-from llm_perf_opt.profiling.rank_sections import rank_sections, traffic_section
+from llm_perf_opt.report.sections.idle import idle_sections
+from llm_perf_opt.report.sections.ranks import rank_sections, traffic_section
 
 if TYPE_CHECKING:
     from llm_perf_opt.profiling.stages.nsys import NsysConfig

@@ -32,7 +32,6 @@ from llm_perf_opt.profiling.baseline import (
 from llm_perf_opt.profiling.clean_ranks import clean_ranks
 from llm_perf_opt.profiling.generated import collect_generated
 from llm_perf_opt.profiling.injected import WindowConfig, profile_program
-from llm_perf_opt.profiling.nvml import gpu_index, sample_gpu, samples_file
 from llm_perf_opt.profiling.vendor.launch import (
     PROFILE_RUNNER,
     build_work_argv,
@@ -40,6 +39,7 @@ from llm_perf_opt.profiling.vendor.launch import (
     stage_overrides,
     workload_overrides,
 )
+from llm_perf_opt.system.nvml import gpu_index, sample_gpu, samples_file
 from llm_perf_opt.workload.outputs import output_problems
 
 

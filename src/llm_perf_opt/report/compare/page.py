@@ -26,7 +26,7 @@ from llm_perf_opt.report.compare.text import (
     value_notes,
     verdict_words,
 )
-from llm_perf_opt.report.page.glossary import heading, upper_first, words
+from llm_perf_opt.report.render.glossary import heading, upper_first, words
 
 PACKAGE = "llm_perf_opt.report"
 TONE = {"better": "good", "same": "good", "worse": "bad", "failed": "bad"}

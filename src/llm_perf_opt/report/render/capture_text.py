@@ -8,14 +8,14 @@ from rich.text import Text
 
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.capture.operators import OperatorRow
+from llm_perf_opt.capture.readers.kinds import SUMMARY
 from llm_perf_opt.capture.rows import KernelRow
 from llm_perf_opt.core.sections import Section, cell_text
 from llm_perf_opt.core.units import format_factor, format_ms, format_percent, or_dash
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnose import UNDER_PROFILER
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
-from llm_perf_opt.pipeline.analyze.kinds import SUMMARY
-from llm_perf_opt.pipeline.analyze.sections import capture_sections
+from llm_perf_opt.report.sections.capture_detail import capture_sections
 from llm_perf_opt.report.view.captured import EDGES
 from llm_perf_opt.report.view.ledger import WHOLE, ledger_section
 from llm_perf_opt.system.terminal import number_columns, printable, table_text

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from llm_perf_opt.core.markdown import code, escape, heading, link, plain, table
 from llm_perf_opt.core.units import digits, format_ms, format_percent
 from llm_perf_opt.report.kernel_columns import MEASURED, show_value
-from llm_perf_opt.report.markdown import Footnotes, format_metric
+from llm_perf_opt.report.render.markdown import Footnotes, format_metric
 from llm_perf_opt.report.view.findings import FindingView
 from llm_perf_opt.report.view.kernels import KernelRowView, KernelsView
 from llm_perf_opt.report.view.modules import ModulesView

@@ -21,8 +21,8 @@ from llm_perf_opt.report.kernel_columns import (
     kernel_details,
     script_values,
 )
-from llm_perf_opt.report.page.glossary import heading, terms, upper_first, words
-from llm_perf_opt.report.page.roofline_layout import layout_roofline
+from llm_perf_opt.report.render.glossary import heading, terms, upper_first, words
+from llm_perf_opt.report.render.roofline_layout import layout_roofline
 from llm_perf_opt.report.view.kernels import VIEWS, KernelsView
 from llm_perf_opt.report.view.report import ReportView
 from llm_perf_opt.report.view.timeline import Jump, TimelineView, Track

@@ -13,8 +13,8 @@ from llm_perf_opt.capture.shapes import ShapesAnalysis
 from llm_perf_opt.core.sections import Cell, Picture, Section, SectionTable
 from llm_perf_opt.core.units import format_bytes, format_percent
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
-from llm_perf_opt.profiling.idle_sections import idle_sections
-from llm_perf_opt.profiling.rank_sections import filled, rank_sections
+from llm_perf_opt.report.sections.idle import idle_sections
+from llm_perf_opt.report.sections.ranks import filled, rank_sections
 
 # On the page; the terminal shows fewer, analysis.json all.
 ROWS = 60

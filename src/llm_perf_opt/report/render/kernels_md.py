@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuKernel
 from llm_perf_opt.core.markdown import code, escape, plain, table
 from llm_perf_opt.core.units import or_dash
-from llm_perf_opt.report.report_md import kernel_table
+from llm_perf_opt.report.render.report_md import kernel_table
 from llm_perf_opt.report.view.report import ReportView
 
 ADVICE_WIDTH = 220

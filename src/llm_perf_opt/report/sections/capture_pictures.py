@@ -10,8 +10,8 @@ from llm_perf_opt.capture.shapes import ShapesAnalysis
 from llm_perf_opt.core.sections import Picture
 from llm_perf_opt.core.units import digits
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
-from llm_perf_opt.pipeline.analyze.sections import MEMORY, SHAPES
 from llm_perf_opt.report.charts import ScatterPoint, scatter_svg, steps_svg
+from llm_perf_opt.report.sections.capture_detail import MEMORY, SHAPES
 
 POINTS = 300
 

@@ -7,10 +7,7 @@ import zlib
 from pathlib import Path
 
 from llm_perf_opt.capture.kernels.names import as_utf8
-from llm_perf_opt.capture.readers.nsys_stats import MAKE_ONE, looks_like_stats
-from llm_perf_opt.core.names import MANIFEST_FILE
-from llm_perf_opt.errors import ParseError
-from llm_perf_opt.pipeline.analyze.foreign import (
+from llm_perf_opt.capture.readers.foreign import (
     GZIP,
     NCU_REPORT,
     SQLITE,
@@ -24,6 +21,9 @@ from llm_perf_opt.pipeline.analyze.foreign import (
     refuse_table,
     unknown,
 )
+from llm_perf_opt.capture.readers.nsys_stats import MAKE_ONE, looks_like_stats
+from llm_perf_opt.core.names import MANIFEST_FILE
+from llm_perf_opt.errors import ParseError
 from llm_perf_opt.system.files import decode_text, open_regular, real_path
 
 NSYS, SUMMARY, TORCH, NCU, LOAD, ROCPD = "nsys", "nsys_summary", "torch", "ncu", "load", "rocpd"
