@@ -5,6 +5,6 @@ or reads what is sent, `schedule` the moments to send it, `client` sends request
 of their own, `load` drives these and keeps their records. `counters` reads the server's own Prometheus page meanwhile,
 `telemetry` the GPUs of this machine. `records` are what is kept of requests, `results` turns them into the figures of
 `bench.json`. `saturation` names the level to run at, `capacity` searches the highest load within an SLO. `block` is a
-level as text, `vllm_file` as a file of `vllm bench serve`; `foreign` reads result files of `vllm bench serve` and aiperf
-into the same document.
+level as text, `vllm_file` as a file of `vllm bench serve`; `foreign` reads result files of `vllm bench serve` and
+aiperf into the same document.
 """
