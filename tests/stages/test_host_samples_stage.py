@@ -102,6 +102,18 @@ def test_a_sampler_that_fails_leaves_the_clean_pass_and_says_why(
     assert said == [f"host_samples: {output.notes[0]}"]
 
 
+def test_a_program_whose_end_was_not_seen_is_not_called_successful(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = tmp_path / "py-spy"
+    stack = 'process 7:"python a.py";thread (7): MainThread;spin (a.py:3) 40'
+    script = f"#!/bin/sh\nwhile [ \"$1\" != --output ]; do shift; done\nprintf '%s\\n' '{stack}' > \"$2\"\n"
+    sampler.write_text(script, encoding="utf-8")
+    sampler.chmod(0o755)
+    monkeypatch.setattr(sampled, "find_sampler", lambda: (str(sampler), "py-spy"))
+    assert run(case(tmp_path, ALONE), tmp_path).notes == (sampled.NO_EXIT_CODE,)
+
+
 def test_secrets_in_source_lines_are_not_written_down(tmp_path: Path) -> None:
     secret = "hf_" + "a1B2c3D4" * 5
     text = f'import time\ntime.sleep(0.5 if "{secret}" else 0)\n'

@@ -75,14 +75,14 @@ class Coverage:
 
     `lost_launches` are launch calls without GPU work in the captures; `gpu_was_traced`: the profiler recorded GPU
     activity, so a capture without any is of a window in which nothing ran. `counted_kernels` were recorded with
-    hardware counters and without times.
+    hardware counters and without times. Of a run without a capture nothing is `recorded` and nothing `missing`.
     """
 
     recorded: tuple[str, ...]
     missing: tuple[str, ...]
     unrecorded_share: float
     lost_launches: int = 0
-    gpu_was_traced: bool = True
+    gpu_was_traced: bool = False
     counted_kernels: int = 0
 
 

@@ -18,6 +18,7 @@ from llm_perf_opt.diagnosis.evidence import CaptureEvidence, runs_on
 from llm_perf_opt.diagnosis.ledger import COMMUNICATION, COMPUTE, NOT_RECORDED, Cell
 from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope
+from llm_perf_opt.diagnosis.waterfall import ENABLE_CLEAN
 
 # What is this part of its scope is what everybody should read first.
 MIN_HEADLINE = 0.05
@@ -28,6 +29,9 @@ BUSY = 0.9
 # A range so much longer than the time from the first GPU work to the last is what the program makes wait.
 AROUND = 1.05
 KERNELS_KEPT = 20
+# Scopes that are not called by their own name in a sentence.
+PLACES = {"capture": "the capture", "steady": "the steady state", "program": "the program", "request": "a request"}
+NOTHING_MEASURED = f"Nothing was timed, and no capture was recorded: enable {ENABLE_CLEAN}."
 RECORD = {
     "torch_trace": "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`",
     "rocpd": "`rocprofv3 --sys-trace`",
@@ -50,6 +54,7 @@ CELL_NAMES = {
     "idle.rank_wait": "waiting for other ranks",
     "idle.profiler": "the profiler's own pauses",
     "idle.blocked": "a blocked host thread",
+    "idle.blocked.gil": "waiting for the GIL",
     "idle.host": "host work",
     "idle.unrecorded_launch": "launches not recorded",
     "idle.unrecorded_host": "host activity not recorded",
@@ -131,19 +136,28 @@ def _record(scope: Scope) -> ScopeRecord:
 def verdict_of(findings: Sequence[Finding], scopes: Sequence[Scope], program: Program, coverage: Coverage) -> Verdict:
     """The first finding with what it promises; where there is none of weight, what the time goes into."""
     judged = [scope for scope in scopes if scope.wall_ns]
-    steady = judged[-1] if judged else None
-    if steady is None:
-        return Verdict(kind="no_gpu_work", text=_no_gpu_work(program, coverage))
-    hottest = steady.kernels[0] if steady.kernels else None
-    kernel = hottest.short_name if hottest is not None else None
     first = next((f for f in findings if (f.share or 0.0) >= MIN_HEADLINE), None)
-    if first is None or _is_healthy(steady, first):
-        rest: VerdictKind = "healthy" if _busy(steady) else "largest_cell"
-        return Verdict(kind=rest, text=_rest(steady), hottest_kernel=kernel, scope=steady.id)
-    kind: VerdictKind = (
-        "one_time" if first.is_one_time else "not_recorded" if first.rule == "not_recorded" else "finding"
+    last = judged[-1] if judged else None
+    if last is None and first is None:
+        if not (coverage.recorded or coverage.missing):
+            return Verdict(kind="nothing_measured", text=NOTHING_MEASURED)
+        return Verdict(kind="no_gpu_work", text=_no_gpu_work(program, coverage))
+    if first is None or (last is not None and _is_healthy(last, first)):
+        assert last is not None
+        rest: VerdictKind = "healthy" if _busy(last) else "largest_cell"
+        return Verdict(kind=rest, text=_rest(last), hottest_kernel=_hottest(last), scope=last.id)
+    about = next((scope for scope in judged if scope.id == first.scope), None)
+    return Verdict(
+        kind="one_time" if first.is_one_time else "not_recorded" if first.rule == "not_recorded" else "finding",
+        text=promise(first),
+        rule=first.rule,
+        hottest_kernel=_hottest(about) or _hottest(last),
+        scope=first.scope,
     )
-    return Verdict(kind=kind, text=promise(first, steady), rule=first.rule, hottest_kernel=kernel, scope=steady.id)
+
+
+def _hottest(scope: Scope | None) -> str | None:
+    return scope.kernels[0].short_name if scope is not None and scope.kernels else None
 
 
 def _no_gpu_work(program: Program, coverage: Coverage) -> str:
@@ -190,13 +204,13 @@ def _is_healthy(scope: Scope, first: Finding) -> bool:
     return first.is_one_time and scope.id == "steady" and _busy(scope)
 
 
-def promise(finding: Finding, scope: Scope) -> str:
+def promise(finding: Finding) -> str:
     """A finding's title, and what could be gained where a lower bound of what remains is known."""
     if finding.is_one_time:
         return f"{finding.title}. This is a one-time cost, not part of the steady state."
     if finding.max_gain is None:
         return f"{finding.title}."
-    what = {"capture": "the capture", "steady": "the steady state"}.get(scope.id, scope.place)
+    what = PLACES.get(finding.scope, finding.scope)
     return (
         f"{finding.title}. {finding.hint or 'A fix'} could speed up {what} by up to {format_factor(finding.max_gain)}."
     )

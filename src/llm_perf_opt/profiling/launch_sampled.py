@@ -54,7 +54,6 @@ def _look(pid: int) -> dict[str, float]:
         return {}
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     seen: dict[str, float] = {
-        "pid": pid,
         "cpu_s": sum(int(text) for text in fields[CPU]) / TICKS,
         "wall_s": max(0.0, now - int(fields[START]) / TICKS),
     }

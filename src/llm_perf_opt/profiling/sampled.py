@@ -26,19 +26,21 @@ WRITE_S = 30.0
 BUSY_SHARE = 0.1
 THREADS_KEPT = 8
 LINE_LENGTH = 100
+NO_EXIT_CODE = "the exit code of the sampled program was not seen: it may have failed while its stacks were sampled"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
     """One run of the program behind the sampler: its first `process` and the stacks of it and its children.
 
-    `cpu_s` is None where it did not end by itself.
+    `cpu_s` is None where it did not end by itself. `end_unseen`: it ended within its time, and nobody saw how.
     """
 
     process: int
     stacks: tuple[Stack, ...]
     duration_s: float
     cpu_s: float | None
+    end_unseen: bool
 
 
 class SamplerFailed(CommandFailed):
@@ -73,14 +75,14 @@ def sample_program(ctx: StageContext, *, rate_hz: int, timeout_s: float, holds_g
         HostThread(name=name, samples=samples, owner=owner)
         for name, (samples, owner) in sorted(busiest(others, lines).items(), key=lambda item: -item[1][0])
     )
-    notes: tuple[str, ...] = ()
+    notes = (NO_EXIT_CODE,) if looked.end_unseen else ()
     gil = None
     beside = {f"{stack.process}/{stack.thread}" for stack in others if stack.process == looked.process}
     if holds_gil and any(t.name in beside and t.samples >= BUSY_SHARE * total for t in threads):
         try:
             gil = _gil(ctx, sampler[0], rate_hz=rate_hz, timeout_s=timeout_s)
         except CommandFailed as error:
-            notes = (f"who holds the GIL is not known: {error}",)
+            notes = (*notes, f"who holds the GIL is not known: {error}")
     return HostDocument(
         sampler=sampler[1],
         rate_hz=rate_hz,
@@ -139,7 +141,13 @@ def _run(ctx: StageContext, program: str, name: str, *, rate_hz: int, timeout_s:
     if not stacks:
         raise SamplerFailed(_why_nothing(result.tail, result.exit_code))
     duration_s = float(ended.get("wall_s", min(result.duration_s, limit_s)))
-    return Pass(process=process, stacks=stacks, duration_s=duration_s, cpu_s=ended.get("cpu_s"))
+    return Pass(
+        process=process,
+        stacks=stacks,
+        duration_s=duration_s,
+        cpu_s=ended.get("cpu_s"),
+        end_unseen=code is None and duration_s < limit_s,
+    )
 
 
 def _text(path: Path) -> str:

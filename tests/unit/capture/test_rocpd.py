@@ -51,6 +51,17 @@ def test_kernels_copies_calls_and_ranges_are_joined_by_the_number_of_the_stack(t
     assert timeline.calls.waits.tolist() == [False, False, True]
 
 
+def test_a_copy_whose_ends_are_not_named_is_not_taken_for_one_of_the_host(tmp_path: Path) -> None:
+    rows = _small()
+    rows.rows["memory_copies"] += [
+        (OTHER_GUID, "copy", 80, 90, 0, 5, 4, 64, None, "GPU", 0, 0),
+        (OTHER_GUID, "copy", 91, 95, 0, 5, 4, 64, "CPU", "GPU", 0, 0),
+    ]
+    timeline = read_rocpd(rows.write(tmp_path / "a.db"))
+    names = [timeline.names[code] for code in timeline.copies.name.tolist()]
+    assert names == ["Copy Host-to-Device", "Copy Unknown-to-Device", "Copy Host-to-Device"]
+
+
 def test_two_processes_of_one_database_do_not_share_numbers(tmp_path: Path) -> None:
     rows = _small()
     rows.call("hipModuleLaunchKernel", 6, 9, 3, guid=OTHER_GUID, tid=23)

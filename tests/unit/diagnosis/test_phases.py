@@ -316,6 +316,9 @@ def test_a_cache_that_fills_the_memory_promises_no_time() -> None:
     found = found_in(facts(decode, memory=memory, context=400_000, batch=1))["kv_growth"]
     assert found.title == "KV cache: 62 % of the GPU's memory at 400,000 tokens and batch 1"
     assert (found.saves_ms, found.max_gain) == (None, None)
+    unsized = found_in(facts(decode, memory=memory, context=None, batch=None))["kv_growth"]
+    assert unsized.title == "KV cache: 62 % of the GPU's memory"
+    assert unsized.evidence[0] == "the cache fills 62 % of the memory"
     small = replace(NO_MEMORY, kv_read_per_step=size(1e8), kv_cache=size(1e8), capacity=size(8e10))
     assert "kv_growth" not in found_in(facts(decode, memory=small, bytes_per_s=1e12))
 
@@ -414,3 +417,22 @@ def test_findings_come_in_the_order_of_the_time_of_a_request_at_stake() -> None:
 
 def test_a_run_without_figures_has_no_findings() -> None:
     assert diagnose_run(facts(phase("prefill"), phase("decode")), None).claims == ()
+
+
+def test_the_promise_is_about_the_scope_of_the_finding_and_not_the_last_one() -> None:
+    prefill = phase("prefill", wall=ms(500.0), gpu=gpu(29.0, wall=600.0, idle=idle(host=560.0), count=694))
+    made = diagnose_run(facts(prefill, phase(wall=ms(2.1), gpu=gpu(2.0, wall=2.2, kernels=(GEMM, REST)))), None)
+    assert (made.verdict.rule, made.verdict.scope) == ("launch_bound", "prefill")
+    assert "could speed up prefill by up to" in made.verdict.text
+
+
+def test_a_run_in_which_nothing_was_timed_does_not_say_that_the_gpu_was_traced() -> None:
+    made = diagnose_run(facts(), None)
+    assert (made.verdict.kind, made.coverage.gpu_was_traced) == ("nothing_measured", False)
+    assert made.verdict.text.startswith("Nothing was timed, and no capture was recorded: enable pipeline.")
+
+
+def test_a_gemm_whose_roofline_nobody_measured_is_not_called_small() -> None:
+    waves = {"waves_per_sm": 0.5, "duration_ns": 25_000.0}
+    assert "small_gemm" not in found_in(measured(**waves))
+    assert "small_gemm" in found_in(measured(**waves, compute_sol_pct=20.0, memory_sol_pct=30.0, roof_pct=30.0))

@@ -47,6 +47,8 @@ _WAITS = re.compile(
     r"Synchronize|^hip(Memcpy|Memcpy2D|Memcpy3D|MemcpyToSymbol|MemcpyFromSymbol|MemcpyWithStream|Free|FreeHost|HostFree)"
     r"(_spt)?$|^hipMemcpy(HtoD|DtoH|DtoD)$|^hsa_signal_wait"
 )
+# Agents of other types, and records without one, are neither.
+_ENDS = {"GPU": "DEVICE", "CPU": "HOST"}
 _COPY = re.compile(r"(HOST|DEVICE)_TO_(HOST|DEVICE)$")
 # Calls of the compiler's own start-up code and between host and driver, of no meaning to a reader of a timeline.
 _SETS_UP_CALLS = re.compile(r"^__hip(Push|Pop)CallConfiguration$")
@@ -295,7 +297,7 @@ class _Reader:
 def _copy_name(name: Any, source: Any, target: Any) -> str:
     """As copies of other captures are called; by the name, else by what kinds of devices it is between."""
     match = _COPY.search(str(name))
-    ends = match.groups() if match else tuple("DEVICE" if kind == "GPU" else "HOST" for kind in (source, target))
+    ends = match.groups() if match else tuple(_ENDS.get(kind, "UNKNOWN") for kind in (source, target))
     return f"Copy {ends[0].title()}-to-{ends[1].title()}"
 
 

@@ -1,9 +1,10 @@
 """The KV cache decides how much a decode step reads, or how much fits into memory."""
 
-from llm_perf_opt.diagnosis.claim import Claim, Fact
-from llm_perf_opt.diagnosis.facts import Known, value_of
+from llm_perf_opt.diagnosis.claim import Claim, Fact, Value
+from llm_perf_opt.diagnosis.facts import Known, RunFacts, value_of
 from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope
+from llm_perf_opt.diagnosis.words import count_of
 
 MIN_READ_SHARE, MIN_MEMORY_SHARE = 0.25, 0.4
 SIXTEEN_BITS = ("bf16", "fp16")
@@ -22,7 +23,7 @@ def judge(scope: Scope, program: Program) -> Claim | None:
     if share < MIN_READ_SHARE and filled < MIN_MEMORY_SHARE:
         return None
     source = memory.kv_cache.source if isinstance(memory.kv_cache, Known) else None
-    values = {"read": share, "filled": filled, "context": run.context or 0, "batch": run.batch or 1}
+    values: dict[str, Value] = {"read": share, "filled": filled, "size": _size(run)}
     each = value_of(memory.kv_per_token)
     keys = [*(("read",) if share else ()), *(("filled",) if filled else ()), *(("each",) if each is not None else ())]
     reading = round(1e9 * read / run.bytes_per_s) if read is not None and run.bytes_per_s else 0
@@ -41,3 +42,10 @@ def judge(scope: Scope, program: Program) -> Claim | None:
         traits=frozenset({"bf16_cache"} if memory.kv_dtype in SIXTEEN_BITS else ()),
         is_timeless=not is_timed,
     )
+
+
+def _size(run: RunFacts) -> str:
+    """Of what the cache is, as far as it is known."""
+    known = [count_of(run.context, "token")] if run.context is not None else []
+    known += [f"batch {run.batch:,}"] if run.batch is not None else []
+    return f" at {' and '.join(known)}" if known else ""

@@ -45,7 +45,8 @@ def judge(scope: Scope, program: Program) -> Claim | None:
 def _is_small(kernel: KernelTime, scope: Scope) -> bool:
     measured = scope.ncu.get(kernel.name)
     if measured is not None and measured.waves_per_sm is not None:
-        return measured.waves_per_sm < 1.0 and (measured.roof_pct or 0.0) < NEAR_PCT
+        # One whose roofline nobody measured may well be near it.
+        return measured.waves_per_sm < 1.0 and measured.roof_pct is not None and measured.roof_pct < NEAR_PCT
     # Of a capture alone, short is no proof of small.
     return scope.evidence is None and kernel.count > 0 and kernel.time_ns < SHORT_NS * kernel.count
 

@@ -218,11 +218,10 @@ def _timed(found: NcuAnalysis, times: Mapping[str, float]) -> list[NcuKernel]:
 def _each(found: CaptureAnalysis) -> str:
     """Of several GPUs of one process: busy is when any of them is, so their mean is said too."""
     devices = found.ranks.devices if found.ranks is not UNSET else ()
-    spans = [(row.time.busy_ns, found.gpu.span_ns or 1) for row in devices]
-    if len(spans) < 2 or len(found.sources) > 1 or len({row.process for row in devices}) > 1:
+    if len(devices) < 2 or not found.gpu.span_ns or len(found.sources) > 1 or len({d.process for d in devices}) > 1:
         return ""
-    mean = sum(busy / span for busy, span in spans) / len(spans)
-    return f" (any of its {len(spans)} GPUs; each by itself {format_percent(mean)} on average)"
+    mean = sum(row.time.busy_ns for row in devices) / found.gpu.span_ns / len(devices)
+    return f" (any of its {len(devices)} GPUs; each by itself {format_percent(mean)} on average)"
 
 
 def _count(number: int, what: str, several: str = "") -> str:
