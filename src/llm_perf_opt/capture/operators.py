@@ -435,8 +435,8 @@ class _Places:
         # A program may name its steps and not the loop around them.
         phases = np.array([codes.get(name, codes.get(PHASE_RANGE[name], -1)) for name in PHASES])
         modules = np.array([i for i, name in enumerate(timeline.names) if name.startswith(MODULE_PREFIX)])
-        self._phases = _pick(timeline, np.isin(ranges.name, phases) & measured)
-        self._modules = _pick(timeline, np.isin(ranges.name, modules) & measured)
+        self._phases = ranges.as_events.take(np.isin(ranges.name, phases) & measured)
+        self._modules = ranges.as_events.take(np.isin(ranges.name, modules) & measured)
         self._phase_codes = phases
         self._tree = nest(operators.thread, operators.start_ns, operators.end_ns)
         lengths = self._phases.end_ns - self._phases.start_ns
@@ -448,7 +448,7 @@ class _Places:
 
     def phase(self, thread: Ints, at: Ints) -> Ints:
         """The index of the phase around each moment, or -1."""
-        name = _name_around(self._phases, thread, at)
+        name = self._phases.name_around(thread, at)
         out = np.full(len(name), -1, np.int64)
         for index, code in enumerate(self._phase_codes):
             # A phase the trace does not name has no code, and neither has a moment outside all ranges.
@@ -458,7 +458,7 @@ class _Places:
 
     def module(self, thread: Ints, at: Ints) -> Ints:
         """The name of the innermost module range, or -1."""
-        return _name_around(self._modules, thread, at)
+        return self._modules.name_around(thread, at)
 
     def around_calls(self, call: Ints) -> tuple[Ints, Ints]:
         """Phase and module of calls, as ranges own them: of their thread, else of the one for which that works."""
@@ -509,21 +509,6 @@ class _Places:
             root[level] = root[self._tree.parent[level]]
         found = innermost(self._tree, events.thread, events.start_ns, events.end_ns, thread, at)
         return np.where(found >= 0, events.name[root[np.maximum(found, 0)]], -1)
-
-
-def _pick(timeline: Timeline, keep: "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]") -> HostEvents:
-    ranges = timeline.ranges
-    return HostEvents(
-        start_ns=ranges.start_ns[keep], end_ns=ranges.end_ns[keep], name=ranges.name[keep], thread=ranges.thread[keep]
-    )
-
-
-def _name_around(events: HostEvents, thread: Ints, at: Ints) -> Ints:
-    if not len(events):
-        return np.full(len(at), -1, np.int64)
-    tree = nest(events.thread, events.start_ns, events.end_ns)
-    found = innermost(tree, events.thread, events.start_ns, events.end_ns, thread, at)
-    return np.where(found >= 0, events.name[np.maximum(found, 0)], -1)
 
 
 def _kernel_rows(timeline: Timeline, places: _Places) -> list[TreeRow]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llm_perf_opt.capture.intervals import Flags, Intervals, Ints, Nesting, innermost, nest, union
-from llm_perf_opt.capture.timeline import Activities, HostEvents, Timeline, distinct
+from llm_perf_opt.capture.timeline import Activities, Timeline, distinct
 from llm_perf_opt.core.names import MODULE_PREFIX
 
 # Names that autograd gives to what it runs: `MulBackward0`, `torch::autograd::AccumulateGrad`.
@@ -146,12 +146,7 @@ class _Helpers:
         """Whether most of the outermost operators of a thread are autograd's; where it has none, of its ranges."""
         ranges, pushed = self._timeline.ranges, self._pushed
         mine = pushed[ranges.thread[pushed] == thread]
-        marks = HostEvents(
-            start_ns=ranges.start_ns[mine],
-            end_ns=ranges.end_ns[mine],
-            name=ranges.name[mine],
-            thread=ranges.thread[mine],
-        )
+        marks = ranges.as_events.take(mine)
         for events in (self._timeline.operators, marks):
             index = np.flatnonzero(events.thread == thread)
             if not len(index):

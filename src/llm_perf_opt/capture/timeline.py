@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from llm_perf_opt.capture.intervals import Flags, Ints
+from llm_perf_opt.capture.intervals import Flags, Ints, innermost, nest
 
 K = TypeVar("K")
 
@@ -100,6 +100,10 @@ class Ranges:
     def __len__(self) -> int:
         return len(self.start_ns)
 
+    @property
+    def as_events(self) -> "HostEvents":
+        return HostEvents(start_ns=self.start_ns, end_ns=self.end_ns, name=self.name, thread=self.thread)
+
 
 @dataclass(frozen=True, kw_only=True)
 class HostEvents:
@@ -112,6 +116,30 @@ class HostEvents:
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+    def take(self, index: Ints | Flags) -> "HostEvents":
+        """Some of them, by their positions or by flags."""
+        columns = (self.start_ns, self.end_ns, self.name, self.thread)
+        start_ns, end_ns, name, thread = (column[index] for column in columns)
+        return HostEvents(start_ns=start_ns, end_ns=end_ns, name=name, thread=thread)
+
+    def name_around(self, thread: Ints, at: Ints) -> Ints:
+        """The name of the innermost of them around each moment of a thread, or -1."""
+        if not len(self):
+            return np.full(len(at), -1, np.int64)
+        tree = nest(self.thread, self.start_ns, self.end_ns)
+        found = innermost(tree, self.thread, self.start_ns, self.end_ns, thread, at)
+        return np.where(found >= 0, self.name[np.maximum(found, 0)], -1)
+
+
+def join_events(parts: Sequence[HostEvents]) -> HostEvents:
+    """Several tables of host events as one."""
+    return HostEvents(
+        start_ns=np.concatenate([part.start_ns for part in parts]),
+        end_ns=np.concatenate([part.end_ns for part in parts]),
+        name=np.concatenate([part.name for part in parts]),
+        thread=np.concatenate([part.thread for part in parts]),
+    )
 
 
 def no_host_events() -> HostEvents:
@@ -172,7 +200,8 @@ class Timeline:
     many kernels are read without them.
 
     `operators` are those of a framework; `frames` (of Python) and `system` (calls of the operating system) hold only
-    what took long enough to explain a gap, `pauses` when the profiler itself held the program up. `kept_share` is the
+    what took long enough to explain a gap, `pauses` when the profiler itself held the program up. `gil_held` is when
+    threads held the lock of the Python interpreter; that they waited for it is among `system`. `kept_share` is the
     part of what ran that is still in a capture from which somebody took events out. `lost_launches` counts launch calls
     whose kernels were not recorded; `may_lack_gpu_work`: the profiler says that it lost some. `page_faults` is None
     where the capture did not record them.
@@ -195,6 +224,7 @@ class Timeline:
     frames: HostEvents = field(default_factory=no_host_events)
     system: HostEvents = field(default_factory=no_host_events)
     pauses: HostEvents = field(default_factory=no_host_events)
+    gil_held: HostEvents = field(default_factory=no_host_events)
     origin: Origin = Origin()
     launch_shapes: tuple[LaunchShape, ...] = ()
     thread_names: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from llm_perf_opt.capture.idle import capture_window
-from llm_perf_opt.capture.intervals import Flags, Ints, innermost, nest
+from llm_perf_opt.capture.intervals import Flags, Ints
 from llm_perf_opt.capture.kernels.names import CLASSES, classify_kernel
 from llm_perf_opt.capture.ranges import warmup_ranges
 from llm_perf_opt.capture.timeline import (
@@ -164,36 +164,17 @@ class _Around:
     """The innermost operator and module around a moment on a thread, of those that touch the window."""
 
     def __init__(self, timeline: Timeline, operators: HostEvents, start: int, end: int) -> None:
-        self._operators = _only(operators, _inside(operators.start_ns, operators.end_ns, start, end))
+        self._operators = operators.take(_inside(operators.start_ns, operators.end_ns, start, end))
         ranges = timeline.ranges
         codes = [i for i, name in enumerate(timeline.names) if name.startswith(MODULE_PREFIX)]
         keep = np.isin(ranges.name, codes) & _inside(ranges.start_ns, ranges.end_ns, start, end)
-        self._modules = HostEvents(
-            start_ns=ranges.start_ns[keep],
-            end_ns=ranges.end_ns[keep],
-            name=ranges.name[keep],
-            thread=ranges.thread[keep],
-        )
+        self._modules = ranges.as_events.take(keep)
 
     def operator(self, thread: Ints, at: Ints) -> Ints:
-        return _name_around(self._operators, thread, at)
+        return self._operators.name_around(thread, at)
 
     def module(self, thread: Ints, at: Ints) -> Ints:
-        return _name_around(self._modules, thread, at)
-
-
-def _only(events: HostEvents, keep: Flags) -> HostEvents:
-    return HostEvents(
-        start_ns=events.start_ns[keep], end_ns=events.end_ns[keep], name=events.name[keep], thread=events.thread[keep]
-    )
-
-
-def _name_around(events: HostEvents, thread: Ints, at: Ints) -> Ints:
-    if not len(events):
-        return np.full(len(at), -1, np.int64)
-    tree = nest(events.thread, events.start_ns, events.end_ns)
-    found = innermost(tree, events.thread, events.start_ns, events.end_ns, thread, at)
-    return np.where(found >= 0, events.name[np.maximum(found, 0)], -1)
+        return self._modules.name_around(thread, at)
 
 
 def _named(names: Codes[str], texts: Sequence[str], codes: Ints, prefix: str = "") -> list[int]:

@@ -9,7 +9,7 @@ from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from tests.support.answers import cells_of, claim_of, diagnosis_of, owner_of, rules
-from tests.support.nsys_builder import Export
+from tests.support.nsys_builder import OTHER_THREAD, Export
 from tests.support.trace_builder import event, write_trace
 from tests.support.verdicts import analyze, captures
 
@@ -160,6 +160,8 @@ def test_migrations_of_pages_are_told_with_the_stretch_they_lie_in(name: str, sh
     assert (claim.share, claim.max_gain) == (pytest.approx(share, abs=0.01), None)
     assert "gpu.copy.page_migration" in claim.cells
     assert "Prefetch" in claim.remedy
+    # Most of the time lies between the migrations: what happens there is inferred.
+    assert claim.confidence == "medium" and any("between migrations less than 10" in text for text in claim.evidence)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -187,3 +189,30 @@ def test_slices_of_another_process_are_claimed_from_the_kernels_they_stretch(tmp
 def test_a_shared_gpu_is_found_in_a_published_trace() -> None:
     claim = claim_of(_planted("wild3/s09_shared_gpu_a100.json.gz"), "shared_gpu")
     assert (claim.scope, claim.share) == ("steady", pytest.approx(0.489, abs=0.01))
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_a_launching_thread_that_waits_for_the_interpreter_is_gil_contention(tmp_path: Path, traced: bool) -> None:
+    """Every 6 ms one kernel of 1 ms; 4.5 ms before each launch the thread waits for another that holds the GIL."""
+    export = Export()
+    for i in range(12):
+        at = 6 * MS * i
+        export.range("step", at, at + 6 * MS)
+        export.call(at, at + 10_000, i + 1)
+        export.kernel("gemm", at + 20_000, at + MS, i + 1)
+        if traced:
+            export.registered_range("Holding GIL", at, at + MS)
+            export.registered_range("Waiting for GIL", at + MS + 100_000, at + 5_600_000)
+            export.registered_range("Holding GIL", at + MS + 100_000, at + 5_600_000, tid=OTHER_THREAD)
+    analysis = _nsys(export, tmp_path)
+    # Ranges about the lock are none of the program's, and own no kernels.
+    assert [row.name for row in analysis.ranges] == ["step"]
+    if not traced:
+        assert analysis.findings[0].rule != "gil_contention"
+        return
+    claim = analysis.findings[0]
+    assert (claim.rule, claim.confidence, claim.floor_ns) == ("gil_contention", "high", 0)
+    assert claim.stake_ns == 11 * 4_500_000
+    assert claim.evidence[0] == "11 waits for the GIL take 49.50 ms; no kernel runs for 49.50 ms of it"
+    assert claim.evidence[1].startswith("held meanwhile for 49.50 ms by thread (")
+    assert "into a process" in claim.remedy

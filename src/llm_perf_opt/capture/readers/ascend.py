@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from llm_perf_opt.capture.intervals import Flags, Ints
+from llm_perf_opt.capture.intervals import Ints
 from llm_perf_opt.capture.readers.torch_trace import MARKED_BY_TORCH, MAX_NAME, MIN_FRAME_NS, TorchTrace
 from llm_perf_opt.capture.readers.trace_decode import LATEST_NS, MODULE_PREFIX, digits_to_ns
 from llm_perf_opt.capture.readers.trace_rare import categories_of, not_from_torch
@@ -205,14 +205,14 @@ def _build(path: Path, found: _Collected) -> TorchTrace:
         devices=(CapturedGpu(name="Ascend NPU"),),
         notes=tuple(notes),
         operators=host_operators,
-        frames=_chosen(frames, frames.end_ns - frames.start_ns >= MIN_FRAME_NS),
+        frames=frames.take(frames.end_ns - frames.start_ns >= MIN_FRAME_NS),
         thread_names=tuple(f"thread {tid}" for _, tid in threads),
     )
     modules = [code for code, name in enumerate(names) if name.startswith(MODULE_PREFIX)]
     return TorchTrace(
         timeline=timeline,
         operators=host_operators,
-        modules=_chosen(frames, np.isin(frames.name, modules)),
+        modules=frames.take(np.isin(frames.name, modules)),
         events=found.events,
     )
 
@@ -262,15 +262,6 @@ def _host_events(rows: _Rows, threads: Codes[tuple[Any, Any]]) -> HostEvents:
     start, end = rows.times()
     thread = np.array([threads[key] for key in rows.thread], np.int64)
     return HostEvents(start_ns=start, end_ns=end, name=np.array(rows.name, np.int64), thread=thread)
-
-
-def _chosen(events: HostEvents, keep: Flags) -> HostEvents:
-    return HostEvents(
-        start_ns=events.start_ns[keep],
-        end_ns=events.end_ns[keep],
-        name=events.name[keep],
-        thread=events.thread[keep],
-    )
 
 
 def _activities(rows: _Rows, asked: Codes[_Asked]) -> Activities:

@@ -45,6 +45,7 @@ from llm_perf_opt.capture.timeline import (
     distinct,
     join,
     join_calls,
+    join_events,
     lost_notes,
     no_activities,
     no_calls,
@@ -203,6 +204,8 @@ PAUSES = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
 DIAGNOSTICS = "DIAGNOSTIC_EVENT"
 DIAGNOSTIC_ERROR, DIAGNOSTICS_QUOTED, DIAGNOSTIC_LENGTH = 3, 3, 200
 PUSH_POP, START_END = 59, 60
+# `--trace=python-gil` of nsys 2023.4 writes these NVTX ranges, in a domain `GIL Trace`: no ranges of the program.
+GIL_WAIT, GIL_HELD = "Waiting for GIL", "Holding GIL"
 # How a kernel was launched; nobody looks at it in a capture of more kernels than this, and reading it takes time.
 SHAPE_COLUMNS = (
     *("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
@@ -284,6 +287,7 @@ def _read(db: NsysDatabase) -> Timeline:
     if faults is not None:
         notes.append(f"unified memory: {faults.cpu_count:,} page faults of the CPU, {faults.gpu_count:,} of the GPU")
     system = _system(db, names, threads)
+    ranges, gil_waits, gil_held = _apart_from_gil(ranges, names.all)
     return Timeline(
         source=db.path.name,
         kind="nsys",
@@ -298,8 +302,9 @@ def _read(db: NsysDatabase) -> Timeline:
         thread_process=thread_process,
         devices=devices,
         notes=tuple(notes),
-        system=system,
+        system=system if not len(gil_waits) else join_events((system, gil_waits)),
         pauses=pauses,
+        gil_held=gil_held,
         origin=_origin(db, processes),
         launch_shapes=shapes,
         thread_names=_thread_names(db, threads),
@@ -586,6 +591,24 @@ def _ranges(db: NsysDatabase, names: Names, threads: Ints, notes: list[str]) -> 
         thread=np.array([code[int(t)] for t in unique], np.int64)[inverse] if len(unique) else none,
         process_wide=found["type"][0][kept] == START_END,
     ), all_threads
+
+
+def _apart_from_gil(ranges: Ranges, names: tuple[str, ...]) -> tuple[Ranges, HostEvents, HostEvents]:
+    """The ranges of the program, when threads waited for the GIL, and when they held it."""
+    if GIL_HELD not in names:
+        return ranges, no_host_events(), no_host_events()
+    held = ranges.name == names.index(GIL_HELD)
+    waits = ranges.name == (names.index(GIL_WAIT) if GIL_WAIT in names else -1)
+    kept = np.flatnonzero(~held & ~waits)
+    own = Ranges(
+        start_ns=ranges.start_ns[kept],
+        end_ns=ranges.end_ns[kept],
+        name=ranges.name[kept],
+        thread=ranges.thread[kept],
+        process_wide=ranges.process_wide[kept],
+    )
+    events = ranges.as_events
+    return own, events.take(np.flatnonzero(waits)), events.take(np.flatnonzero(held))
 
 
 def _range_name(text: bytes | None) -> str | None:

@@ -347,14 +347,7 @@ def _activities(table: dict[str, Ints], call: Ints) -> Activities:
 def _long(frames: HostEvents) -> HostEvents:
     """Those that can explain a gap; a detailed reading has them all."""
     keep = frames.end_ns - frames.start_ns >= MIN_FRAME_NS
-    if bool(keep.all()):
-        return frames
-    return HostEvents(
-        start_ns=frames.start_ns[keep],
-        end_ns=frames.end_ns[keep],
-        name=frames.name[keep],
-        thread=frames.thread[keep],
-    )
+    return frames if bool(keep.all()) else frames.take(keep)
 
 
 def _host_events(table: dict[str, Ints]) -> HostEvents:

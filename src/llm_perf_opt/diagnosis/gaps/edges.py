@@ -155,7 +155,7 @@ def _edge(
     start_ns, end_ns = (reach_ns, one.span[0]) if is_first else (one.span[1], reach_ns)
     if end_ns - start_ns < LONG_GAP_NS:
         return None
-    inner = HostEvents(start_ns=ranges.start_ns, end_ns=ranges.end_ns, name=ranges.name, thread=ranges.thread)
+    inner = ranges.as_events
     recorded = {
         kind: _outermost(timeline, events, (start_ns, end_ns), threads, None if kind == OPERATOR else at_ns)
         for kind, events in ((RANGE, inner), (OPERATOR, timeline.operators), (FRAME, timeline.frames))

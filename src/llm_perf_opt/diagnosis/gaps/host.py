@@ -87,13 +87,12 @@ class HostRecord:
         self._process = timeline.thread_process
         calls, ranges = timeline.calls, timeline.ranges
         all_calls = HostEvents(start_ns=calls.start_ns, end_ns=calls.end_ns, name=calls.name, thread=calls.thread)
-        all_ranges = HostEvents(start_ns=ranges.start_ns, end_ns=ranges.end_ns, name=ranges.name, thread=ranges.thread)
         self._sources = {
             CALL: all_calls,
             OPERATOR: timeline.operators,
             FRAME: timeline.frames,
             SYSTEM: timeline.system,
-            RANGE: all_ranges,
+            RANGE: ranges.as_events,
         }
         self._shortest_ns = shortest_ns
         # Picked when first asked for: who wants a place asks for no calls, and those are the most.

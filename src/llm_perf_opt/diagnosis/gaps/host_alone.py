@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from llm_perf_opt.capture.intervals import Intervals, Ints, nest, union, without
+from llm_perf_opt.capture.intervals import Intervals, nest, union, without
 from llm_perf_opt.capture.timeline import HostEvents, Timeline, grouped
 from llm_perf_opt.diagnosis.gaps.verdict import readable
 
@@ -62,7 +62,7 @@ def _together(rows: Sequence[OutsideRow]) -> tuple[OutsideRow, ...]:
 
 def _host_alone(timeline: Timeline) -> HostAlone:
     operators, ranges = timeline.operators, timeline.ranges
-    named = HostEvents(start_ns=ranges.start_ns, end_ns=ranges.end_ns, name=ranges.name, thread=ranges.thread)
+    named = ranges.as_events
     every = [events for events in (operators, named, timeline.frames) if len(events)]
     start_ns = min(int(events.start_ns.min()) for events in every)
     end_ns = max(int(events.end_ns.max()) for events in every)
@@ -78,17 +78,8 @@ def _host_alone(timeline: Timeline) -> HostAlone:
     return HostAlone(
         span_ns=end_ns - start_ns,
         operators_ns=busy.total,
-        ranges=_rows(timeline.names, _take(named, opened), outside),
-        frames=_rows(timeline.names, _take(frames, told), outside),
-    )
-
-
-def _take(events: HostEvents, index: Ints) -> HostEvents:
-    return HostEvents(
-        start_ns=events.start_ns[index],
-        end_ns=events.end_ns[index],
-        name=events.name[index],
-        thread=events.thread[index],
+        ranges=_rows(timeline.names, named.take(opened), outside),
+        frames=_rows(timeline.names, frames.take(told), outside),
     )
 
 

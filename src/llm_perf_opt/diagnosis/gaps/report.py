@@ -13,9 +13,11 @@ from llm_perf_opt.diagnosis.gaps.queue import Queue, measure_queue
 from llm_perf_opt.diagnosis.gaps.startup import StartUp, StartUpRow, find_start_up, start_up_rows
 from llm_perf_opt.diagnosis.gaps.traits import (
     AllocatorFlushes,
+    GilWaits,
     LaunchBlocking,
     TimeSlices,
     find_allocator_flushes,
+    find_gil_waits,
     find_launch_blocking,
     find_time_slices,
 )
@@ -32,7 +34,7 @@ class IdleReport:
 
     `startup` is what CUDA, its libraries and first uses cost, `memory` what
     calls that allocate and free do, `syncs` the waits by place, `held` those while launched work did not start. The
-    traits (`launch_blocking`, `flushes`, `slices`) are None where the captures do not show them.
+    traits (`launch_blocking`, `flushes`, `slices`, `gil`) are None where the captures do not show them.
     """
 
     gaps: LongGaps
@@ -46,6 +48,7 @@ class IdleReport:
     launch_blocking: LaunchBlocking | None = None
     flushes: AllocatorFlushes | None = None
     slices: TimeSlices | None = None
+    gil: GilWaits | None = None
 
 
 def report_idle(
@@ -75,6 +78,7 @@ def report_idle(
         launch_blocking=find_launch_blocking(timelines),
         flushes=find_allocator_flushes(known),
         slices=find_time_slices(captures),
+        gil=find_gil_waits(captures),
     )
 
 

@@ -1,4 +1,5 @@
-"""What the timing of a whole program shows: launches that block, memory given back in the loop, a GPU that is shared.
+"""What the timing of a whole program shows: launches that block, memory given back in the loop, a GPU that is shared,
+threads that wait for the interpreter.
 
 Each is a record of counts and times, None where the capture does not show it.
 """
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llm_perf_opt.capture.idle import IdleMap
-from llm_perf_opt.capture.intervals import Flags, Intervals, Ints, union
+from llm_perf_opt.capture.intervals import Flags, Intervals, Ints, union, without
 from llm_perf_opt.capture.kernels.names import classify_kernel
 from llm_perf_opt.capture.timeline import Activities, Timeline, distinct
 from llm_perf_opt.diagnosis.gaps.queue import in_order
@@ -82,6 +83,50 @@ class TimeSlices:
     held: int
     slice_ns: int
     lost_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GilWaits:
+    """Waiting of launching threads for the lock of the Python interpreter, while no kernel of their process ran.
+
+    `gpu_idle_ns` of `wait_ns` no kernel ran, in `count` waits. `holder` is the thread that held the lock most of that
+    time, for `held_ns`.
+    """
+
+    count: int
+    wait_ns: int
+    gpu_idle_ns: int
+    holder: str
+    held_ns: int
+
+
+def find_gil_waits(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]]) -> GilWaits | None:
+    """The time that the GIL cost the GPU, where a capture recorded who holds it."""
+    count = wait_ns = idle_ns = 0
+    held: dict[str, int] = {}
+    for timeline, maps in captures:
+        launching = np.zeros(len(timeline.thread_process), np.bool_)
+        launching[timeline.calls.thread[timeline.calls.launches]] = True
+        named = flags_of(timeline.names, "waits_for_gil")[timeline.system.name]
+        mine = timeline.system.take(named & launching[timeline.system.thread])
+        for code, one in maps.items():
+            inside_span = (mine.start_ns < one.span[1]) & (mine.end_ns > one.span[0])
+            own = mine.take(inside_span & (timeline.thread_process[mine.thread] == code))
+            waits = union(np.maximum(own.start_ns, one.span[0]), np.minimum(own.end_ns, one.span[1]))
+            idle = without(waits, one.busy)
+            count += len(waits.start)
+            wait_ns += waits.total
+            idle_ns += idle.total
+            holds = timeline.gil_held
+            inside = idle.covered_before(holds.end_ns) - idle.covered_before(holds.start_ns)
+            for thread in distinct(holds.thread[inside > 0]).tolist():
+                name = timeline.thread_names[thread] if timeline.thread_names else ""
+                key = f"{name or 'thread'} ({thread})"
+                held[key] = held.get(key, 0) + int(inside[holds.thread == thread].sum())
+    if not idle_ns:
+        return None
+    holder = max(held, key=lambda name: (held[name], name), default="another thread")
+    return GilWaits(count=count, wait_ns=wait_ns, gpu_idle_ns=idle_ns, holder=holder, held_ns=held.get(holder, 0))
 
 
 def find_launch_blocking(timelines: Sequence[Timeline]) -> LaunchBlocking | None:

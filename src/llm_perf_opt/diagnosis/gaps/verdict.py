@@ -30,8 +30,8 @@ Verdict = Literal[
 ]
 # The finer kinds of host time. Start-up: `context` (CUDA and library handles), `module_loading`, `jit_compilation`,
 # `autotuning`, `first_use` (code, caches and choices of an operator's first call). `recompilation` and `new_shapes` are
-# compilation that recurs. Blocked: `lock`, `sleep`, `disk`, `network`, `process`, or `wait` where the call does
-# not say.
+# compilation that recurs. Blocked: `gil` (the lock of the interpreter), `lock`, `sleep`,
+# `disk`, `network`, `process`, or `wait` where the call does not say.
 HostCost = Literal[
     "context",
     "module_loading",
@@ -45,6 +45,7 @@ HostCost = Literal[
     "allocation",
     "rank_wait",
     "profiler",
+    "gil",
     "lock",
     "sleep",
     "disk",
@@ -55,7 +56,7 @@ HostCost = Literal[
     "unknown",
 ]
 START_UP: frozenset[HostCost] = frozenset({"context", "module_loading", "jit_compilation", "autotuning", "first_use"})
-BLOCKED: frozenset[HostCost] = frozenset({"lock", "sleep", "disk", "network", "process", "wait"})
+BLOCKED: frozenset[HostCost] = frozenset({"gil", "lock", "sleep", "disk", "network", "process", "wait"})
 
 
 @dataclass(frozen=True, kw_only=True)
