@@ -123,6 +123,11 @@ class HostEvents:
         start_ns, end_ns, name, thread = (column[index] for column in columns)
         return HostEvents(start_ns=start_ns, end_ns=end_ns, name=name, thread=thread)
 
+    def since(self, at_ns: int) -> "HostEvents":
+        """Those that ended after a moment; of what began before it the rest."""
+        kept = self.take(self.end_ns > at_ns)
+        return replace(kept, start_ns=np.maximum(kept.start_ns, at_ns))
+
     def name_around(self, thread: Ints, at: Ints) -> Ints:
         """The name of the innermost of them around each moment of a thread, or -1."""
         if not len(self):

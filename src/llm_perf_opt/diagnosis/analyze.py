@@ -1,14 +1,25 @@
 """The one assembler: captures in, everything `llm-perf analyze` and the profiler stages say about them out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from llm_perf_opt.capture.critical import critical_paths
+from llm_perf_opt.capture.frames import PythonTree, python_tree
 from llm_perf_opt.capture.idle import LONG_GAP_NS
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
+from llm_perf_opt.capture.memory import MemoryCurve, memory_curves
+from llm_perf_opt.capture.operators import (
+    ModuleRow,
+    OperatorRow,
+    TraceDetail,
+    merge_modules,
+    merge_operators,
+    module_rows,
+    operator_rows,
+)
 from llm_perf_opt.capture.ranges import RangeInstances
 from llm_perf_opt.capture.ranks.analysis import analyze_ranks, is_alone
 from llm_perf_opt.capture.ranks.collectives import recorded_args
@@ -28,15 +39,12 @@ from llm_perf_opt.diagnosis.document import (
     SourceRow,
 )
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, Measured, hardware_of, measure_timeline
-from llm_perf_opt.diagnosis.gaps.host_alone import sum_host_alone
+from llm_perf_opt.diagnosis.gaps.host_alone import HostAlone, sum_host_alone
 from llm_perf_opt.diagnosis.gaps.verdict import is_tuning
 from llm_perf_opt.diagnosis.ledger import ONE_TIME
 from llm_perf_opt.diagnosis.program import program_of
 from llm_perf_opt.diagnosis.scope import Scope, capture_scope, host_scope
 from llm_perf_opt.diagnosis.verdict import coverage_of, diagnosis_of
-
-if TYPE_CHECKING:
-    from llm_perf_opt.capture.operators import TraceDetail
 
 # Ranges of more names than this are for no reader, and would make the answer larger than the capture.
 RANGES_KEPT = 500
@@ -54,7 +62,7 @@ class RecordedCapture:
     operators: HostEvents | None = None
     modules: HostEvents | None = None
     counters: tuple[CounterRow, ...] = ()
-    detail: "TraceDetail | None" = None
+    detail: TraceDetail | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,24 +115,56 @@ def analyze_captures(
         details=[capture.detail for capture in captures],
     )
     ncu = None if ncu is None else joined(ncu, evidence.kernels)
-    analysis = _tables(evidence, captures)
     steady = _steady(evidence) if evidence.has_gpu_work else None
-    diagnosis = _diagnose(evidence, steady, ncu, counted=sum(row.instances for c in captures for row in c.counters))
-    findings = diagnosis.claims
-    after = UNSET if steady is None else _after_setup(steady, findings)
-    return Analyzed(
-        analysis=replace(
-            analysis,
-            findings=findings,
-            diagnosis=diagnosis,
-            after_setup=after,
-            shapes=UNSET if shapes is None else shapes,
-            ranks=UNSET if ranks is None else ranks,
-            ncu=UNSET if ncu is None else ncu,
+    counters = tuple(row for capture in captures for row in capture.counters)
+    has_kernels = any(len(t.kernels) or len(t.graphs) for t in timelines)
+    alone = None if has_kernels else sum_host_alone(timelines)
+    diagnosis = _diagnose(evidence, steady, ncu, alone=None if counters else alone, counters=counters)
+    sources = tuple(_source(m) for m in evidence.measured)
+    operators = [(c.operators, t) for c, t in zip(captures, timelines, strict=True) if c.operators is not None]
+    modules = [(c.modules, t) for c, t in zip(captures, timelines, strict=True) if c.modules is not None]
+    analysis = CaptureAnalysis(
+        sources=sources,
+        gpu=_gpu(evidence, sources),
+        kernels=evidence.kernels,
+        copies=evidence.copies,
+        graphs=GraphTotals(
+            launches_traced_as_a_whole=sum(len(t.graphs) for t in timelines),
+            total_ns=sum(int((t.graphs.end_ns - t.graphs.start_ns).sum()) for t in timelines),
         ),
-        measured=tuple(measured),
-        notes=() if ranks is None else ranks.notes,
+        ranges=evidence.ranges[:RANGES_KEPT],
+        findings=diagnosis.claims,
+        notes=(
+            *(note for m in evidence.measured for note in _notes(m.timeline, m.ranges, is_counted=bool(counters))),
+            *_left_out(evidence.ranges),
+        ),
+        diagnosis=diagnosis,
+        idle=evidence.report if evidence.has_gpu_work else UNSET,
+        streams=or_unset(evidence.streams),
+        operators=_operator_rows(operators) if operators else UNSET,
+        modules=_module_rows(modules) if operators else UNSET,
+        ncu=or_unset(ncu),
+        counters=counters or UNSET,
+        ranks=or_unset(ranks),
+        shapes=or_unset(shapes),
+        critical_paths=critical_paths(timelines, evidence.ranges) or UNSET,
+        memory=_memory(captures, timelines) or UNSET,
+        python=_python(evidence.timelines, evidence.details) or UNSET,
+        after_setup=UNSET
+        if steady is None
+        else _after_setup(steady, evidence.details, diagnosis.claims, evidence.report.gaps.setup_end_ns),
+        host_edges=evidence.edges or UNSET,
+        host_alone=or_unset(alone),
     )
+    return Analyzed(analysis=analysis, measured=tuple(measured), notes=() if ranks is None else ranks.notes)
+
+
+Part = TypeVar("Part")
+
+
+def or_unset(part: Part | None) -> Part | UnsetType:
+    """A part of a document, left out where there is none."""
+    return UNSET if part is None else part
 
 
 def joined(ncu: NcuAnalysis, kernels: Sequence[KernelRow]) -> NcuAnalysis:
@@ -138,17 +178,21 @@ def joined(ncu: NcuAnalysis, kernels: Sequence[KernelRow]) -> NcuAnalysis:
 
 
 def _diagnose(
-    evidence: CaptureEvidence, steady: CaptureEvidence | None, ncu: NcuAnalysis | None, *, counted: int
+    evidence: CaptureEvidence,
+    steady: CaptureEvidence | None,
+    ncu: NcuAnalysis | None,
+    *,
+    alone: HostAlone | None,
+    counters: Sequence[CounterRow],
 ) -> Diagnosis:
+    """`alone` is None also where kernels with hardware counters ran, though nobody knows when."""
     program = program_of(evidence)
     if evidence.has_gpu_work:
         scopes = _scopes(evidence, steady, ncu)
     else:
-        # Kernels with hardware counters ran, though nobody knows when.
-        alone = None if counted else sum_host_alone(evidence.timelines)
         scopes = [] if alone is None or not alone.span_ns else [host_scope(evidence, alone)]
-    findings = judge(scopes, program)
-    return diagnosis_of(findings, scopes, program, coverage_of(evidence, scopes, counted=counted))
+    counted = sum(row.instances for row in counters)
+    return diagnosis_of(judge(scopes, program), scopes, program, coverage_of(evidence, scopes, counted=counted))
 
 
 def _scopes(evidence: CaptureEvidence, steady: CaptureEvidence | None, ncu: NcuAnalysis | None) -> list[Scope]:
@@ -190,7 +234,12 @@ def _steady(evidence: CaptureEvidence) -> CaptureEvidence | None:
     return rest
 
 
-def _after_setup(steady: CaptureEvidence, findings: Sequence[Finding]) -> AfterSetup:
+def _after_setup(
+    steady: CaptureEvidence,
+    details: Sequence[TraceDetail | None],
+    findings: Sequence[Finding],
+    begins_ns: int | None,
+) -> AfterSetup:
     return AfterSetup(
         span_ns=steady.span_ns,
         busy_ns=steady.busy_ns,
@@ -198,7 +247,10 @@ def _after_setup(steady: CaptureEvidence, findings: Sequence[Finding]) -> AfterS
         graph_count=sum(len(t.graphs) for t in steady.timelines),
         findings=tuple(finding for finding in findings if finding.scope == "steady"),
         idle=steady.report,
-        streams=UNSET if steady.streams is None else steady.streams,
+        streams=or_unset(steady.streams),
+        kernels=steady.kernels,
+        copies=steady.copies,
+        python=_python(steady.timelines, details, since_ns=begins_ns) or UNSET,
     )
 
 
@@ -211,70 +263,26 @@ def _shapes(captures: Sequence[RecordedCapture], timelines: Sequence[Timeline]) 
     return shape_rows(sums, roof_of(", ".join(devices) or None, hardware_of(timelines)))
 
 
-def _tables(evidence: CaptureEvidence, captures: Sequence[RecordedCapture]) -> CaptureAnalysis:
-    """Everything but the findings."""
-    timelines, seen = evidence.timelines, evidence.has_gpu_work
-    report = evidence.report if seen else None
-    sources = tuple(_source(m) for m in evidence.measured)
-    has_kernels = any(len(t.kernels) or len(t.graphs) for t in timelines)
-    alone = None if has_kernels else sum_host_alone(timelines)
-    counters = tuple(row for capture in captures for row in capture.counters)
-    paths = critical_paths(timelines, evidence.ranges)
-    streams = evidence.streams
-    tables = CaptureAnalysis(
-        sources=sources,
-        gpu=_gpu(evidence, sources),
-        kernels=evidence.kernels,
-        copies=evidence.copies,
-        graphs=GraphTotals(
-            launches_traced_as_a_whole=sum(len(t.graphs) for t in timelines),
-            total_ns=sum(int((t.graphs.end_ns - t.graphs.start_ns).sum()) for t in timelines),
-        ),
-        ranges=evidence.ranges[:RANGES_KEPT],
-        findings=(),
-        notes=(
-            *(note for m in evidence.measured for note in _notes(m.timeline, m.ranges, is_counted=bool(counters))),
-            *_left_out(evidence.ranges),
-        ),
-        idle=UNSET if report is None else report,
-        streams=UNSET if streams is None else streams,
-        host_edges=evidence.edges or UNSET,
-        host_alone=UNSET if alone is None else alone,
-        critical_paths=paths or UNSET,
-        counters=counters or UNSET,
-    )
-    return _with_trace_tables(tables, captures, timelines)
+def _operator_rows(operators: Sequence[tuple[HostEvents, Timeline]]) -> tuple[OperatorRow, ...]:
+    return merge_operators([operator_rows(t, events) for events, t in operators])
 
 
-def _with_trace_tables(
-    tables: CaptureAnalysis, captures: Sequence[RecordedCapture], timelines: Sequence[Timeline]
-) -> CaptureAnalysis:
-    """With what only torch traces have: operators, modules, memory and Python."""
-    pairs = list(zip(captures, timelines, strict=True))
-    operators = [(c.operators, t) for c, t in pairs if c.operators is not None]
-    if operators:
-        from llm_perf_opt.capture.operators import (
-            merge_modules,
-            merge_operators,
-            module_rows,
-            operator_rows,
-        )
+def _module_rows(modules: Sequence[tuple[HostEvents, Timeline]]) -> tuple[ModuleRow, ...]:
+    return merge_modules([module_rows(t, events) for events, t in modules])
 
-        modules = [(c.modules, t) for c, t in pairs if c.modules is not None]
-        tables = replace(
-            tables,
-            operators=merge_operators([operator_rows(t, events) for events, t in operators]),
-            modules=merge_modules([module_rows(t, events) for events, t in modules]),
-        )
-    details = [(c.detail, t) for c, t in pairs if c.detail is not None]
-    if details:
-        from llm_perf_opt.capture.frames import python_tree
-        from llm_perf_opt.capture.memory import memory_curves
 
-        curves = tuple(curve for detail, t in details for curve in memory_curves(detail.memory, t.source))
-        trees = tuple(tree for detail, t in details if (tree := python_tree(t, detail.frames)) is not None)
-        tables = replace(tables, memory=curves or UNSET, python=trees or UNSET)
-    return tables
+def _memory(captures: Sequence[RecordedCapture], timelines: Sequence[Timeline]) -> tuple[MemoryCurve, ...]:
+    details = [(c.detail, t) for c, t in zip(captures, timelines, strict=True) if c.detail is not None]
+    return tuple(curve for detail, t in details for curve in memory_curves(detail.memory, t.source))
+
+
+def _python(
+    timelines: Sequence[Timeline], details: Sequence[TraceDetail | None], *, since_ns: int | None = None
+) -> tuple[PythonTree, ...]:
+    """The call trees of Python; from a moment on, of frames that began before it the rest."""
+    known = [(t, detail.frames) for t, detail in zip(timelines, details, strict=True) if detail is not None]
+    trees = (python_tree(t, frames if since_ns is None else frames.since(since_ns)) for t, frames in known)
+    return tuple(tree for tree in trees if tree is not None)
 
 
 def _left_out(ranges: Sequence[RangeRow]) -> list[str]:

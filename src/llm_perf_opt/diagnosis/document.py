@@ -183,7 +183,7 @@ class GraphTotals:
 class AfterSetup:
     """What came after a capture's start-up, judged by itself: shares and gains of its findings are of this part alone.
 
-    `idle` and `streams` are of this part as well.
+    `idle`, `streams` and the tables are of this part as well: what a page or terminal shows.
     """
 
     span_ns: int
@@ -193,6 +193,19 @@ class AfterSetup:
     findings: tuple[Finding, ...]
     idle: IdleReport | UnsetType = UNSET
     streams: StreamReport | UnsetType = UNSET
+    kernels: tuple[KernelRow, ...] | UnsetType = UNSET
+    copies: tuple[CopyRow, ...] | UnsetType = UNSET
+    python: tuple[PythonTree, ...] | UnsetType = UNSET
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownTables:
+    """The tables of the scope a reader is shown; `of_scope` says which where that is not all of the capture."""
+
+    kernels: tuple[KernelRow, ...]
+    copies: tuple[CopyRow, ...]
+    python: tuple[PythonTree, ...]
+    of_scope: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +248,20 @@ class CaptureAnalysis:
     after_setup: AfterSetup | UnsetType = UNSET
     host_edges: tuple[HostEdge, ...] | UnsetType = UNSET
     host_alone: HostAlone | UnsetType = UNSET
+
+    @property
+    def shown(self) -> ShownTables:
+        """The tables of the steady state, where start-up is much of the capture; else those of all of it."""
+        rest = self.after_setup
+        if rest is UNSET or rest.kernels is UNSET or rest.copies is UNSET:
+            python = () if self.python is UNSET else self.python
+            return ShownTables(kernels=self.kernels, copies=self.copies, python=python)
+        return ShownTables(
+            kernels=rest.kernels,
+            copies=rest.copies,
+            python=() if rest.python is UNSET else rest.python,
+            of_scope="the steady state, start-up left out",
+        )
 
     @property
     def judged_ns(self) -> int:

@@ -365,7 +365,7 @@ def _kernels(files: RunFiles, ncu: NcuAnalysis | None) -> tuple[KernelFacts, ...
                 max_ns=k.max_ns,
                 stddev_ns=k.stddev_ns,
             )
-            for k in files.capture.content.kernels
+            for k in files.capture.content.shown.kernels
         )
     return ()
 
@@ -379,7 +379,7 @@ def _copies(files: RunFiles) -> tuple[CopyFacts, ...]:
         return ()
     return tuple(
         CopyFacts(kind=c.kind, instances=c.instances, total_ns=c.total_ns, size_bytes=c.size_bytes)
-        for c in files.capture.content.copies
+        for c in files.capture.content.shown.copies
     )
 
 

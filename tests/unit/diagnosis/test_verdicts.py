@@ -7,13 +7,14 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from msgspec import UNSET, UnsetType
 
 from llm_perf_opt.capture.kernels.names import is_fusible
 from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
-from llm_perf_opt.capture.timeline import Timeline, since
+from llm_perf_opt.capture.timeline import HostEvents, Timeline, since
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.diagnosis.analyze import RecordedCapture, analyze_captures, analyze_timelines
@@ -23,6 +24,7 @@ from llm_perf_opt.diagnosis.evidence import CaptureEvidence, measure_timeline
 from llm_perf_opt.diagnosis.gaps.host_alone import HostAlone, OutsideRow
 from llm_perf_opt.diagnosis.run import is_covered
 from llm_perf_opt.profiling.range_phases import with_phases
+from llm_perf_opt.report.render.capture_text import render_analysis
 from llm_perf_opt.report.run_files import read_run_files
 from llm_perf_opt.report.view.report import build_view
 from tests.support.answers import cells_of, claim_of, diagnosis_of, owner_of, rules, scope_of
@@ -411,6 +413,10 @@ def test_a_batch_of_eight_is_judged_by_its_steps(tmp_path: Path) -> None:
         count, begun = database.execute(kernels, (found.idle.gaps.setup_end_ns,)).fetchone()
     assert (rest.kernel_count, begun) == (count, found.idle.gaps.setup_end_ns)
     assert rest.findings == (first,)
+    # Tables a reader is shown are of that part; the top-level ones stay those of all of it.
+    assert sum(row.instances for row in found.shown.kernels) == count < sum(row.instances for row in found.kernels)
+    assert found.shown.of_scope == "the steady state, start-up left out"
+    assert "steady state, start-up left out" in render_analysis(found, top=5).plain
     launching = sum(cell.time_ns for cell in cells_of(found, "idle.launch", "steady"))
     assert (first.stake_ns, first.max_gain) == (launching, pytest.approx(rest.span_ns / (rest.span_ns - launching)))
 
@@ -444,6 +450,15 @@ def test_a_server_that_builds_attention_for_every_length_is_told_so(tmp_path: Pa
     assert waited == pytest.approx(built.time_ns, rel=0.01)
     assert (second.rule, second.share) == ("launch_bound", pytest.approx(0.281, abs=0.001))
     assert second.remedy.startswith("let transformers replay its steps as CUDA graphs")
+
+
+def test_python_frames_of_the_steady_state_begin_with_it() -> None:
+    none = np.zeros(3, np.int64)
+    frames = HostEvents(
+        start_ns=np.array([0, 10, 60]), end_ns=np.array([100, 40, 90]), name=np.array([0, 1, 2]), thread=none
+    )
+    rest = frames.since(50)
+    assert (rest.start_ns.tolist(), rest.end_ns.tolist(), rest.name.tolist()) == ([50, 60], [100, 90], [0, 2])
 
 
 def _with_rest(timeline: Timeline) -> CaptureAnalysis:

@@ -91,7 +91,8 @@ def test_the_data_holds_every_kernel_and_event(page: str) -> None:
     assert text is not None
     data = json.loads(text[1])
     kernels = [dict(zip(data["kernels"]["fields"], row, strict=True)) for row in data["kernels"]["rows"]]
-    assert len(kernels) == 48
+    # Of the steady state: the kernels that only filled the weights with numbers are none of it.
+    assert len(kernels) == 39
     assert kernels[0]["name"] == "nvjet_sm90_tst_64x8_64x16_2x1_v_bz_TNT"
     assert set(data["kernels"]["totals"]) == {"all", "prefill", "decode"}
     assert data["kernels"]["units"] == {

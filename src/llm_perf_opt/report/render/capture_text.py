@@ -14,7 +14,7 @@ from llm_perf_opt.core.sections import Section, cell_text
 from llm_perf_opt.core.units import format_factor, format_ms, format_percent, or_dash
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnose import UNDER_PROFILER
-from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.document import CaptureAnalysis, ShownTables
 from llm_perf_opt.report.sections.capture_detail import capture_sections
 from llm_perf_opt.report.view.captured import EDGES
 from llm_perf_opt.report.view.ledger import WHOLE, ledger_section
@@ -117,6 +117,8 @@ def _ranges(analysis: CaptureAnalysis, top: int) -> Text:
     if not rows:
         return Text("no NVTX or user ranges in the capture" if _is_timed(analysis) else "")
     table = _table(head, rows) + _more(len(analysis.ranges), top, "ranges")
+    if analysis.shown.of_scope is not None:
+        table += Text("\nof the whole capture: first instances may hold start-up")
     summed = [row for row in analysis.ranges[:top] if row.processes > 1]
     if not summed:
         return table
@@ -127,7 +129,13 @@ def _ranges(analysis: CaptureAnalysis, top: int) -> Text:
     return table + _plain(f"{said}; elapsed time with the range open: {elapsed}")
 
 
+def _of_scope(shown: ShownTables) -> Text:
+    """What a table is of, where that is not all of the capture."""
+    return Text("" if shown.of_scope is None else f"\nof {shown.of_scope}")
+
+
 def _kernels(analysis: CaptureAnalysis, top: int) -> Text:
+    shown = analysis.shown
     rows = [
         (
             f"{k.time_pct:.1f}",
@@ -137,13 +145,13 @@ def _kernels(analysis: CaptureAnalysis, top: int) -> Text:
             k.kernel_class,
             k.short_name,
         )
-        for k in analysis.kernels[:top]
+        for k in shown.kernels[:top]
     ]
     if not rows:
         return Text()
     table = _table(("%", "total ms", "n", "avg µs", "class", "kernel"), rows)
-    table += _more(len(analysis.kernels), top, "kernels")
-    classes = _classes(analysis.kernels)
+    table += _more(len(shown.kernels), top, "kernels") + _of_scope(shown)
+    classes = _classes(shown.kernels)
     if len(classes) < 2:
         return table
     return table + _plain("\nby class: " + ", ".join(f"{name} {100 * share:.1f} %" for name, share in classes))

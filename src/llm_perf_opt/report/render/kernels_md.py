@@ -120,10 +120,10 @@ def render_kernels_page(view: ReportView) -> str:
         "",
         f"{len(kernels.rows)} kernels ({sources})." + ("" if is_plain else f" {escape(kernels.join)}"),
         "",
-        "Share is of all kernel time of the capture."
+        f"Share is of all kernel time of {kernels.place}."
         if is_plain
-        else "Share is of all kernel time of the capture; prefill and decode are times of one prompt and of one token. "
-        "Floor: the time the kernel's own FLOPs and bytes need at the data sheet's peaks. A dash: not measured.",
+        else f"Share is of all kernel time of {kernels.place}; prefill and decode are times of one prompt and of one "
+        "token. Floor: the time the kernel's own FLOPs and bytes need at the data sheet's peaks. A dash: not measured.",
         "",
         *kernel_table(kernels, SHOWN, filled=view.is_bare),
     ]

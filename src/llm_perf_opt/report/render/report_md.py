@@ -7,7 +7,7 @@ from llm_perf_opt.core.units import digits, format_ms, format_percent
 from llm_perf_opt.report.kernel_columns import MEASURED, show_value
 from llm_perf_opt.report.render.markdown import Footnotes, format_metric
 from llm_perf_opt.report.view.findings import FindingView
-from llm_perf_opt.report.view.kernels import KernelRowView, KernelsView
+from llm_perf_opt.report.view.kernels import WHOLE, KernelRowView, KernelsView
 from llm_perf_opt.report.view.modules import ModulesView
 from llm_perf_opt.report.view.provenance import ProvenanceView
 from llm_perf_opt.report.view.report import ReportView
@@ -130,6 +130,7 @@ def _kernels(view: KernelsView, *, is_bare: bool) -> list[str]:
     if view.missing is not None:
         return [*lines, f"Unknown: {escape(view.missing.text)}."]
     lines += [] if view.ncu_source is None and is_bare else [escape(view.join), ""]
+    lines += [] if view.place == WHOLE else [f"Times of {view.place}.", ""]
     lines += kernel_table(view, KERNELS_SHOWN, filled=is_bare)
     if len(view.rows) > KERNELS_SHOWN:
         lines += ["", f"{len(view.rows) - KERNELS_SHOWN} more in [kernels.md](kernels.md)."]

@@ -34,8 +34,9 @@ def capture_sections(
 
 def _sections(analysis: CaptureAnalysis, source: str | None, pictures: Mapping[str, Picture]) -> Iterator[Section]:
     yield from idle_sections(analysis, source=source)
-    if analysis.copies:
-        yield _copies(analysis.copies, source)
+    shown = analysis.shown
+    if shown.copies:
+        yield _copies(shown.copies, shown.of_scope, source)
     if analysis.counters is not UNSET:
         yield _counters(analysis.counters, source)
     if analysis.ranks is not UNSET:
@@ -48,11 +49,11 @@ def _sections(analysis: CaptureAnalysis, source: str | None, pictures: Mapping[s
         yield _critical(analysis.critical_paths, source)
     if analysis.memory is not UNSET:
         yield _memory(analysis.memory, source, pictures.get(MEMORY))
-    if analysis.python is not UNSET:
-        yield _python(analysis.python, source)
+    if shown.python:
+        yield _python(shown.python, shown.of_scope, source)
 
 
-def _copies(copies: Sequence[CopyRow], source: str | None) -> Section:
+def _copies(copies: Sequence[CopyRow], of_scope: str | None, source: str | None) -> Section:
     rates = [None if c.bytes_per_s is None else c.bytes_per_s / 1e9 for c in copies]
     table = SectionTable(
         columns=("kind", "n", "total ms", "MB", "GB/s", "longest ms"),
@@ -69,7 +70,8 @@ def _copies(copies: Sequence[CopyRow], source: str | None) -> Section:
         ),
         source=source,
     )
-    return Section(title="Copies and sets", tables=(table,))
+    texts = () if of_scope is None else (f"Of {of_scope}.",)
+    return Section(title="Copies and sets", paragraphs=texts, tables=(table,))
 
 
 def _counters(rows: Sequence[CounterRow], source: str | None) -> Section:
@@ -195,14 +197,15 @@ def _memory(curves: Sequence[MemoryCurve], source: str | None, picture: Picture 
     return Section(title="Allocated memory", paragraphs=(text,), tables=(table,), picture=picture)
 
 
-def _python(trees: Sequence[PythonTree], source: str | None) -> Section:
+def _python(trees: Sequence[PythonTree], of_scope: str | None, source: str | None) -> Section:
     rows = [
         (frame.name, frame.calls, frame.self_ns / 1e6, frame.total_ns / 1e6, frame.gpu_ns / 1e6)
         for tree in trees
         for frame in tree.frames[:PYTHON_ROWS]
     ]
     rows.sort(key=lambda row: -row[2])
-    text = "Functions by own time, under the profiler, which makes every call of Python slower; waiting counts."
+    of = "" if of_scope is None else f" of {of_scope}"
+    text = f"Functions{of} by own time, under the profiler, which makes every call of Python slower; waiting counts."
     table = SectionTable(
         columns=("function", "calls", "own ms", "total ms", "GPU ms"), rows=tuple(rows[:PYTHON_ROWS]), source=source
     )

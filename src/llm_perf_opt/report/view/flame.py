@@ -103,13 +103,14 @@ def _level(leaves: Sequence[Leaf], total: int, depth: int, left: float) -> Itera
 
 
 def _python_flames(files: RunFiles) -> tuple[FlameView, ...]:
-    if not isinstance(files.capture, Found) or files.capture.content.python is UNSET:
+    """Of the steady state, where start-up is much of the capture."""
+    if not isinstance(files.capture, Found):
         return ()
-    trees = files.capture.content.python
-    return tuple(_view(tree, files.capture.source) for tree in trees if tree.total_ns > 0)
+    shown = files.capture.content.shown
+    return tuple(_view(tree, shown.of_scope, files.capture.source) for tree in shown.python if tree.total_ns > 0)
 
 
-def _view(tree: PythonTree, source: str) -> FlameView:
+def _view(tree: PythonTree, of_scope: str | None, source: str) -> FlameView:
     children: dict[int, list[int]] = {}
     for index, node in enumerate(tree.nodes):
         children.setdefault(node.parent, []).append(index)
@@ -124,7 +125,7 @@ def _view(tree: PythonTree, source: str) -> FlameView:
             open_.append((child, depth + 1, left))
             left += 100.0 * tree.nodes[child].total_ns / tree.total_ns
     return FlameView(
-        title=PurePath(tree.source).name,
+        title=PurePath(tree.source).name + ("" if of_scope is None else f": {of_scope}"),
         bars=tuple(bars),
         deepest=max(bar.depth for bar in bars) + 1,
         left_out=tree.left_out,

@@ -14,6 +14,7 @@ from llm_perf_opt.diagnosis.facts import GpuFacts, KernelFacts, PhaseKernel, Run
 from llm_perf_opt.report.run_files import Found, RunFiles
 
 VIEWS = ("all", "prefill", "decode")
+WHOLE = "the whole capture"
 # By view, as times are.
 Modules = tuple[str | None, str | None, str | None]
 NO_MODULES: Modules = (None, None, None)
@@ -77,7 +78,10 @@ def _sizes(found: Iterable[tuple[int, ...]]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelsView:
-    """`totals_ms` are the kernel times of the views; `join` states how many kernels ncu knows."""
+    """`totals_ms` are the kernel times of the views; `join` states how many kernels ncu knows.
+
+    `place` is what the first view is of: the whole capture, or its steady state.
+    """
 
     rows: tuple[KernelRowView, ...]
     totals_ms: tuple[float | None, float | None, float | None]
@@ -86,6 +90,7 @@ class KernelsView:
     source: str | None
     ncu_source: str | None
     missing: Unknown | None = None
+    place: str = WHOLE
 
 
 def kernels_view(files: RunFiles, facts: RunFacts, ncu: NcuAnalysis | None) -> KernelsView:
@@ -104,6 +109,7 @@ def kernels_view(files: RunFiles, facts: RunFacts, ncu: NcuAnalysis | None) -> K
         source=facts.kernel_source or None,
         ncu_source=facts.ncu_source or None,
         missing=None if rows else _missing(files, facts),
+        place=(files.capture.content.shown.of_scope if isinstance(files.capture, Found) else None) or WHOLE,
     )
 
 

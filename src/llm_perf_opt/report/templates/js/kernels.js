@@ -135,7 +135,7 @@ if (kernelTable) {
     kernelTable.tBodies[0].replaceChildren(...made);
     const at = shown.indexOf(opened);
     if (at >= 0) open(opened, made[at]);
-    const where = times() === 1 ? { all: "of the whole capture", prefill: "of one prefill", decode: "of one decode step" }[phase()] : `of one request (${group(digits(times()))} steps)`;
+    const where = times() === 1 ? { all: `of ${kernelTable.dataset.place}`, prefill: "of one prefill", decode: "of one decode step" }[phase()] : `of one request (${group(digits(times()))} steps)`;
     $("kernel-count").textContent = `${group(String(kept.length))} of ${group(String(rows.length))} kernels, times ${where}`;
     $("kernel-more").hidden = kept.length <= limit;
     $("kernel-more").textContent = `Show more (${group(String(kept.length - shown.length))} left)`;
