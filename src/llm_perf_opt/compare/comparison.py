@@ -573,8 +573,7 @@ def _notes(
             if base.load is None
             else "compare directories with several runs of each side, or state it: --start-variation PERCENT"
         )
-        states = [row.how for row in metrics if "start-to-start variation" in row.how]
-        if not states:
+        if not any(row.knows_starts for row in metrics):
             notes.append(
                 "one start on a side: how much one start differs from the next is unknown, so nothing is called "
                 f"better or worse; {fix}"

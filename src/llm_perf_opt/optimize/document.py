@@ -87,6 +87,8 @@ class MetricChange:
 class ExperimentRow:
     """One experiment. `against` is what it was measured beside: `start` or the best until then.
 
+    `is_combined`: several remedies at once, whose gain is that of none of them alone.
+
     `total_gain` is over the start: the product along the way. `break_even_tokens` are those after which preparing
     (compiling, capturing) has paid for itself; None where nothing was saved or prepared.
     """
@@ -111,6 +113,7 @@ class ExperimentRow:
     pairs: int
     how: str
     log: str | None
+    is_combined: bool = False
 
     def change(self, metric: str) -> MetricChange | None:
         return next((one for one in self.changes if one.metric == metric), None)

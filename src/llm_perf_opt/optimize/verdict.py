@@ -209,7 +209,7 @@ def gains_of_causes(rows: Sequence[ExperimentRow], objective: str) -> dict[str, 
     found: dict[str, float] = {}
     for row in rows:
         change = row.change(objective)
-        if change is None or row.bound is None or "+" in row.name or row.status not in SAYS_A_GAIN:
+        if change is None or row.bound is None or row.is_combined or row.status not in SAYS_A_GAIN:
             continue
         for rule in row.bound.rules:
             found[rule] = max(found.get(rule, 0.0), change.gain)

@@ -403,7 +403,7 @@ def test_a_cause_has_the_best_gain_of_what_was_tried_for_it_alone() -> None:
         row("a", status="slower", changes=(change_of(0.9),)),
         row("b", status="helped", changes=(change_of(1.4),)),
         row("c", status="wrong", changes=(change_of(3.0),)),
-        row("a+b", status="helped", changes=(change_of(2.0),)),
+        row("a+b", is_combined=True, status="helped", changes=(change_of(2.0),)),
         row("given", bound=None, changes=(change_of(5.0),)),
     ]
     assert gains_of_causes(rows, "tpot_ms") == {"launch_bound": 1.4}

@@ -23,7 +23,7 @@ def about_runs(path: Path, manifests: Sequence[RunManifest]) -> tuple[SideFact, 
     first = manifests[0]
     lines = [
         (WORKLOAD, _several(run.labels["model"] for run in runs)),
-        (DEVICE, _several(run.labels["device"] for run in runs)),
+        (DEVICE, devices_of(manifests)),
         ("GPU driver", _several(_driver(one) for one in manifests)),
         ("command", _command(first)),
         ("commit", _several(_commit(one) for one in manifests)),
@@ -32,6 +32,11 @@ def about_runs(path: Path, manifests: Sequence[RunManifest]) -> tuple[SideFact, 
         ("host", _several(str(one.environment.get("hostname") or "") for one in manifests)),
     ]
     return tuple(SideFact(label=label, text=text) for label, text in lines if text)
+
+
+def devices_of(manifests: Sequence[RunManifest]) -> str:
+    """What the passes of one side ran on; nothing where no manifest says."""
+    return _several(index_manifest(one, "").labels["device"] for one in manifests)
 
 
 def about_capture(path: Path, *, kind: str, gpu: str | None, producer: str | None) -> tuple[SideFact, ...]:

@@ -21,7 +21,7 @@ from llm_perf_opt.core.names import MANIFEST_FILE, WALL_METRIC
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.diagnosis.facts import Known
 from llm_perf_opt.errors import ConfigError, ManifestError
-from llm_perf_opt.pipeline.compare.about import about_capture, about_load, about_runs, device_difference
+from llm_perf_opt.pipeline.compare.about import about_capture, about_load, about_runs, device_difference, devices_of
 from llm_perf_opt.pipeline.compare.served import ServedLevel, foreign_levels, served_levels
 from llm_perf_opt.report.facts import clean_metric
 from llm_perf_opt.report.run_files import Found, RunFiles, read_run_files, runs_a_program
@@ -53,6 +53,7 @@ class ReadSide:
     clocks: Mapping[str, float]
     kind: str
     gpu: str | None
+    device: str | None = None
     folders: tuple[Path, ...] = ()
 
     @property
@@ -170,15 +171,10 @@ def changes_between(base: ReadSide, candidate: ReadSide, *, meant: frozenset[str
 
 def device_notes(base: ReadSide, candidate: ReadSide) -> tuple[str, ...]:
     """A different device, with what both data sheets allow."""
-    names = [side.gpu or _device(side) for side in (base, candidate)]
-    first, second = names
+    first, second = (side.gpu or side.device for side in (base, candidate))
     if first is None or second is None or first == second:
         return ()
     return device_difference(first, second)
-
-
-def _device(side: ReadSide) -> str | None:
-    return next((fact.text for fact in side.input.about if fact.label == "device"), None)
 
 
 def known_variation(base: ReadSide, candidate: ReadSide, given: float | None) -> Variations:
@@ -306,6 +302,7 @@ def _runs(path: Path, folders: list[Path]) -> ReadSide:
         clocks=_clocks(files),
         kind="",
         gpu=None if capture is None else capture.gpu.name,
+        device=devices_of(manifests) or None,
         folders=tuple(folders),
     )
 

@@ -442,6 +442,7 @@ class Optimizer:
         start_tpot = None if self.start is None else self.start.median("tpot_ms")
         return ExperimentRow(
             name=candidate.name,
+            is_combined=len(candidate.remedies) > 1,
             title=candidate.title,
             overrides=candidate.overrides,
             environment=dict(candidate.environment),
