@@ -177,14 +177,6 @@ def _appended(timeline: Timeline, detail: TraceDetail, pick: Ints) -> tuple[int,
     return _split_growing(detail, detail.shape[mine[at]], kernels.end_ns[known] - kernels.start_ns[known])
 
 
-def appending_cats(timeline: Timeline, detail: TraceDetail) -> int:
-    """The host time of `cat` operators that append to a tensor that grows: what it costs on a CPU."""
-    operators = timeline.operators
-    codes = [code for code, name in enumerate(timeline.names) if name == "aten::cat"]
-    mine = np.flatnonzero(np.isin(operators.name, codes))
-    return _split_growing(detail, detail.shape[mine], operators.end_ns[mine] - operators.start_ns[mine])[0]
-
-
 def _split_growing(detail: TraceDetail, shape: Ints, length_ns: Ints) -> tuple[int, int]:
     """The time of the calls that append to a tensor that grows, and their new part of it.
 

@@ -11,18 +11,15 @@ from llm_perf_opt.capture.intervals import Flags, Intervals, Ints, union
 from llm_perf_opt.capture.timeline import Activities, distinct
 
 
-def exclusive_ns(kernels: Activities, communication: Flags) -> Ints:
-    """For each kernel the time in which it owns its GPU; `communication` marks the kernels that communicate."""
-    out = np.zeros(len(kernels), np.int64)
-    if not len(kernels):
-        return out
-    gpu = gpu_of(kernels)
-    gpus = distinct(gpu)
-    talks = bool(communication.any())
-    for one in gpus.tolist():
-        mine: Ints | slice = slice(None) if len(gpus) == 1 else np.flatnonzero(gpu == one)
-        start, end = kernels.start_ns[mine], kernels.end_ns[mine]
-        out[mine] = _of_one_gpu(start, end, communication[mine]) if talks else owned_ns(start, end)
+def exclusive_ns(start: Ints, end: Ints, communication: Flags) -> Ints:
+    """For each kernel of a GPU the time in which it owns it; `communication` marks the kernels that communicate."""
+    if not communication.any():
+        return owned_ns(start, end)
+    out = np.zeros(len(start), np.int64)
+    compute = ~communication
+    out[compute] = owned_ns(start[compute], end[compute])
+    busy = union(start[compute], end[compute])
+    out[communication] = owned_ns(start[communication], end[communication], beside=busy)
     return out
 
 
@@ -49,27 +46,6 @@ def gpu_of(work: Activities) -> Ints:
     """One number for each GPU of each process: processes may number their GPUs differently."""
     numbers: Ints = (work.process.astype(np.int64) << 32) + work.device
     return numbers
-
-
-def busy_by_gpu(kernels: Activities) -> dict[tuple[int, int], int]:
-    """The time in which any kernel ran, by process and device: what the exclusive times of each add up to."""
-    gpu = gpu_of(kernels)
-    found: dict[tuple[int, int], int] = {}
-    for one in distinct(gpu).tolist():
-        mine = np.flatnonzero(gpu == one)
-        at = int(mine[0])
-        found[int(kernels.process[at]), int(kernels.device[at])] = union(
-            kernels.start_ns[mine], kernels.end_ns[mine]
-        ).total
-    return found
-
-
-def _of_one_gpu(start: Ints, end: Ints, communication: Flags) -> Ints:
-    out = np.zeros(len(start), np.int64)
-    compute, talking = np.flatnonzero(~communication), np.flatnonzero(communication)
-    out[compute] = owned_ns(start[compute], end[compute])
-    out[talking] = owned_ns(start[talking], end[talking], beside=union(start[compute], end[compute]))
-    return out
 
 
 def owned_ns(start: Ints, end: Ints, *, beside: Intervals | None = None) -> Ints:

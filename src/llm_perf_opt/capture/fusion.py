@@ -57,14 +57,6 @@ FUSED_FLOOR = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class KernelFloors:
-    """Columns, one entry per kernel: which are meant, and what of the time of each of these must remain (else 0)."""
-
-    inside: Flags
-    floor_ns: Ints
-
-
 def chains_of(timeline: Timeline, wanted: Callable[[str], bool]) -> Chains:
     """Two or more wanted kernels in a row on one stream, one of which computes something.
 
@@ -82,19 +74,6 @@ def chains_of(timeline: Timeline, wanted: Callable[[str], bool]) -> Chains:
         floor_ns=time_ns - int(rows.passed_on()[joined].sum()),
         how=FUSED_FLOOR,
     )
-
-
-def chain_floors(timeline: Timeline, wanted: Callable[[str], bool]) -> KernelFloors:
-    """As `chains_of`, kernel by kernel: what fusing two of them saves is taken off the second."""
-    count = len(timeline.kernels)
-    inside, floor_ns = np.zeros(count, np.bool_), np.zeros(count, np.int64)
-    rows = _rows_of(timeline, wanted)
-    if rows is not None:
-        chained, joined = rows.inside()
-        left = np.where(chained, rows.time_ns, 0)
-        left[1:] -= np.where(joined, rows.passed_on(), 0)
-        inside[rows.order], floor_ns[rows.order] = chained, left
-    return KernelFloors(inside=inside, floor_ns=floor_ns)
 
 
 def _rows_of(timeline: Timeline, wanted: Callable[[str], bool]) -> "_Rows | None":
@@ -248,16 +227,6 @@ def attention_in_pieces(timeline: Timeline, least_ns: Ints | None = None) -> Att
         floor_ns=int(floor_ns.sum()),
         how=PRODUCTS_REMAIN if int(floor_ns.sum()) == product_ns else FLOPS_REMAIN,
     )
-
-
-def attention_floors(timeline: Timeline, least_ns: Ints | None = None) -> KernelFloors:
-    """As `attention_in_pieces`, kernel by kernel: of what is no product nothing remains."""
-    count = len(timeline.kernels)
-    inside, floor_ns = np.zeros(count, np.bool_), np.zeros(count, np.int64)
-    pieces = _pieces_of(timeline)
-    if pieces is not None:
-        inside[pieces.order], floor_ns[pieces.order] = pieces.inside, pieces.floor_ns(least_ns)
-    return KernelFloors(inside=inside, floor_ns=floor_ns)
 
 
 @dataclass(frozen=True, kw_only=True)

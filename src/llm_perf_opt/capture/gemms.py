@@ -6,28 +6,8 @@ from dataclasses import dataclass
 from llm_perf_opt.capture.kernels.gemm_names import GemmTraits, gemm_traits
 from llm_perf_opt.capture.rows import KernelRow
 from llm_perf_opt.capture.shapes import ShapeRow
-from llm_perf_opt.model.hardware.gpu_generation import GpuGeneration
 
 NAMED = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class GemmPrecisionRow:
-    """All kernels of one class that multiply in one precision on the same units; None where names do not say it.
-
-    `floor_ns` is what of `time_ns` remains in a 16-bit precision, `tf32_floor_ns` in TF32: None where the GPU has no
-    such units, where their speed is not known, and for what is as fast already. `how` says from where it is known.
-    """
-
-    kernel_class: str
-    precision: str | None
-    tensor_cores: bool | None
-    instances: int
-    time_ns: int
-    kernels: tuple[str, ...]
-    floor_ns: int | None
-    tf32_floor_ns: int | None
-    how: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,49 +35,6 @@ class MisalignedGemms:
     shapes: tuple[str, ...]
     floor_ns: int | None
     how: str
-
-
-def gemm_precisions(rows: Sequence[KernelRow], generation: GpuGeneration | None = None) -> tuple[GemmPrecisionRow, ...]:
-    """In what precision GEMMs and convolutions run, by time; `generation` is that of the GPU."""
-    found: dict[tuple[str, str | None, bool | None], list[KernelRow]] = {}
-    for row in rows:
-        traits = gemm_traits(row.name)
-        if traits is not None:
-            found.setdefault((row.kernel_class, traits.precision, traits.tensor_cores), []).append(row)
-    out = []
-    for (kernel_class, precision, tensor_cores), mine in found.items():
-        time_ns = sum(row.total_ns for row in mine)
-        faster_16, faster_tf32, how = _faster(precision, tensor_cores, generation)
-        out.append(
-            GemmPrecisionRow(
-                kernel_class=kernel_class,
-                precision=precision,
-                tensor_cores=tensor_cores,
-                instances=sum(row.instances for row in mine),
-                time_ns=time_ns,
-                kernels=tuple(row.short_name for row in _by_time(mine)[:NAMED]),
-                floor_ns=None if faster_16 is None else round(time_ns / faster_16),
-                tf32_floor_ns=None if faster_tf32 is None else round(time_ns / faster_tf32),
-                how=how,
-            )
-        )
-    return tuple(sorted(out, key=lambda row: (-row.time_ns, row.kernel_class, row.precision or "")))
-
-
-def _faster(
-    precision: str | None, tensor_cores: bool | None, generation: GpuGeneration | None
-) -> tuple[float | None, float | None, str]:
-    """How many times as fast 16-bit and TF32 products are at their peaks as products in this precision."""
-    if generation is None or generation.ratio_16 is None:
-        return None, None, "unknown: the peaks of this GPU are not known"
-    ratio_16, ratio_tf32, how = generation.ratio_16, generation.ratio_tf32, generation.ratio_how or ""
-    if precision == "fp32" and tensor_cores is False and ratio_16 > 1:
-        return ratio_16, ratio_tf32 if ratio_tf32 is not None and ratio_tf32 > 1 else None, how
-    if precision == "tf32" and ratio_tf32 and ratio_16 > ratio_tf32:
-        return ratio_16 / ratio_tf32, None, how
-    if precision in ("fp16", "bf16") and tensor_cores is False and ratio_16 > 1:
-        return ratio_16, None, how
-    return None, None, f"no faster format is known: {how}"
 
 
 def misaligned_gemms(rows: Sequence[KernelRow], shapes: Sequence[ShapeRow] = ()) -> MisalignedGemms | None:

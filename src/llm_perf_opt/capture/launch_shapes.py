@@ -12,12 +12,10 @@ from typing import Literal
 import numpy as np
 
 from llm_perf_opt.capture.exclusive import alone_ns, gpu_of
-from llm_perf_opt.capture.fusion import KernelFloors
 from llm_perf_opt.capture.intervals import Flags, Ints, union, without
 from llm_perf_opt.capture.kernels.copies import COLLIDING, copy_kind
 from llm_perf_opt.capture.kernels.gemm_names import gemm_traits
 from llm_perf_opt.capture.kernels.names import classify_kernel, distinct_short_names, short_kernel_name
-from llm_perf_opt.capture.kernels.ncu_records import NcuKernel
 from llm_perf_opt.capture.rows import KernelRow
 from llm_perf_opt.capture.shapes import ShapeRow
 from llm_perf_opt.capture.timeline import LaunchShape, Timeline, distinct
@@ -112,18 +110,6 @@ def few_blocks(timelines: Sequence[Timeline]) -> FewBlocks | None:
         how=f"the same work shared evenly by all {least} SMs",
         rows=tuple(rows),
     )
-
-
-def few_blocks_floors(timeline: Timeline) -> KernelFloors:
-    """As `few_blocks`, kernel by kernel."""
-    kernels = timeline.kernels
-    sm_count = min((d.sm_count for d in timeline.devices if d.sm_count), default=None)
-    blocks = None if sm_count is None else _blocks(timeline, sm_count)
-    if sm_count is None or blocks is None:
-        return KernelFloors(inside=np.zeros(len(kernels), np.bool_), floor_ns=np.zeros(len(kernels), np.int64))
-    chosen = _long_with_few(timeline, blocks, sm_count)
-    spread = blocks * (kernels.end_ns - kernels.start_ns) // sm_count
-    return KernelFloors(inside=chosen, floor_ns=np.where(chosen, spread, 0))
 
 
 def _blocks(timeline: Timeline, unknown: int) -> Ints | None:
@@ -260,7 +246,7 @@ def _merged(rows: Sequence[LaunchShapeRow]) -> Iterator[LaunchShapeRow]:
 class HottestKernel:
     """The kernel with most time; `grid` and `block` are those of its launches with most time, None where not known.
 
-    `limit` is what bounds it, None where neither ncu nor its name, its input shapes or its launch shape say; `how` says
+    `limit` is what bounds it, None where neither its name, its input shapes or its launch shape say; `how` says
     which did.
     """
 
@@ -281,7 +267,6 @@ def hottest_kernel(
     timelines: Sequence[Timeline],
     rows: Sequence[KernelRow],
     *,
-    ncu: Sequence[NcuKernel] = (),
     shapes: Sequence[ShapeRow] = (),
 ) -> HottestKernel | None:
     """The kernel with most time, by name where two have the same; None where no kernel ran."""
@@ -289,7 +274,7 @@ def hottest_kernel(
     if row is None:
         return None
     shape = _heaviest_shape(timelines, row.name)
-    limit, how = _limit(timelines, row, shape, ncu, shapes)
+    limit, how = _limit(timelines, row, shape, shapes)
     whole = sum(r.total_ns for r in rows)
     return HottestKernel(
         name=row.name,
@@ -324,13 +309,9 @@ def _limit(
     timelines: Sequence[Timeline],
     row: KernelRow,
     shape: LaunchShape | None,
-    ncu: Sequence[NcuKernel],
     shapes: Sequence[ShapeRow],
 ) -> tuple[str | None, str | None]:
-    """What ncu measured, else what the name says, what follows from sizes, or what a launch shape leaves empty."""
-    measured = next((k for k in ncu if row.name in (k.kernel, *k.nsys_names) and k.bound != "unknown"), None)
-    if measured is not None:
-        return measured.bound, "ncu's counters"
+    """What the name says, what follows from sizes, or what a launch shape leaves empty."""
     if copy_kind(row.name) == COLLIDING:
         return "colliding indices", "its name: rows added to the same row wait for each other"
     traits = gemm_traits(row.name)

@@ -271,14 +271,13 @@ class Unlaunched:
 
     A stream runs its work in the order of the launches, so what starts between two recorded launches of a range was
     launched in it (`placed`), and what starts before the first recorded launch was queued before it (`queued_before`),
-    mostly before the recording began. Of the others nothing is known (`undecided`).
+    mostly before the recording began. Of the others nothing is known.
     """
 
     index: Ints
     owner: Ints
     placed: int
     queued_before: int
-    undecided: int
 
 
 def place_unlaunched(timeline: Timeline, work: Activities, ownership: Ownership) -> Unlaunched:
@@ -286,7 +285,7 @@ def place_unlaunched(timeline: Timeline, work: Activities, ownership: Ownership)
     index = np.flatnonzero(work.call < 0)
     owner = np.full(len(index), -1, np.int64)
     if not len(index):
-        return Unlaunched(index=index, owner=owner, placed=0, queued_before=0, undecided=0)
+        return Unlaunched(index=index, owner=owner, placed=0, queued_before=0)
     order = np.lexsort((work.start_ns, work.stream, work.device, work.process))
     call, start = work.call[order], work.start_ns[order]
     where = (work.process[order], work.device[order], work.stream[order])
@@ -312,14 +311,11 @@ def place_unlaunched(timeline: Timeline, work: Activities, ownership: Ownership)
     place_of[index] = np.arange(len(index))
     owner[place_of[order[unknown[both[known]]]]] = found[known]
     placed = int((owner >= 0).sum())
-    # Between two launches outside all ranges it is in none, as surely.
-    decided = int(known.sum()) + int(first.sum())
     return Unlaunched(
         index=index,
         owner=owner,
         placed=placed,
         queued_before=int(first.sum()),
-        undecided=len(index) - decided,
     )
 
 

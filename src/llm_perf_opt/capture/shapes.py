@@ -75,22 +75,6 @@ class ShapeRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BelowPeak:
-    """Rows far from the GPU's peaks, by the time they lose; `reason` explains more than half of it, else None.
-
-    `floor_ns` is what of `time_ns` the work needs at the peaks.
-    """
-
-    rows: tuple[ShapeRow, ...]
-    time_ns: int
-    floor_ns: int
-    how: str
-    reason: Reason | None
-    reason_ns: int
-    why: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class GpuPeaks:
     """Peaks of the GPU by number format, as the catalogue has them; `how` says from where, or why there are none."""
 
@@ -264,34 +248,6 @@ def shape_rows(sums: Sequence[ShapeSums], roof: GpuPeaks) -> ShapesAnalysis | No
         covered_ns=sum(row.time_ns for row in rows),
         kernel_ns=sum(one.kernel_ns for one in sums),
     )
-
-
-def below_peak(shapes: ShapesAnalysis) -> BelowPeak | None:
-    """GEMMs, attention and convolutions far from the GPU's peaks; None where there are none or no peaks are known."""
-    far = [r for r in shapes.rows if r.kind != "norm" and r.roof_pct is not None and r.roof_pct < FAR_PCT]
-    if not far:
-        return None
-    far.sort(key=lambda row: -_lost_ns(row))
-    by_reason: dict[Reason, int] = {}
-    for row in far:
-        for reason in row.reasons[:1]:
-            by_reason[reason] = by_reason.get(reason, 0) + _lost_ns(row)
-    main = max(by_reason, key=lambda reason: by_reason[reason], default=None)
-    if main is not None and 2 * by_reason[main] < sum(_lost_ns(row) for row in far):
-        main = None
-    return BelowPeak(
-        rows=tuple(far),
-        time_ns=sum(row.time_ns for row in far),
-        floor_ns=sum(row.floor_ns or 0 for row in far),
-        how=far[0].how,
-        reason=main,
-        reason_ns=0 if main is None else by_reason[main],
-        why=None if main is None else _WHY[main],
-    )
-
-
-def _lost_ns(row: ShapeRow) -> int:
-    return row.time_ns - (row.floor_ns or 0)
 
 
 def _row(name: str, work: OperatorWork, value: _Sum, roof: GpuPeaks, sm_count: int | None) -> ShapeRow:

@@ -51,15 +51,12 @@ TRACE_FILE: Final = "trace.json.gz"
 OPERATORS_CSV: Final = "operators.csv"
 OPERATORS_MD: Final = "operators.md"
 KERNELS_CSV: Final = "kernels.csv"
-KERNELS_JSON: Final = "kernels.json"
 ANALYSIS_FILE: Final = "analysis.json"
 DIAGNOSIS_FILE: Final = "diagnosis.json"
 # What `llm-perf optimize` measured of the findings it tried.
 MEASURED_GAINS_FILE: Final = "measured_gains.json"
 TIMELINE_FILE: Final = "timeline.json"
 GPU_SAMPLES_FILE: Final = "gpu_samples.json"
-# The section about what follows the set-up of a capture.
-AFTER_SETUP: Final = "After set-up"
 # Of the environment: percent by GPU, where one was busy with other work before a run began.
 BUSY_GPUS: Final = "gpu_busy_pct"
 GENERATED_FILE: Final = "generated.json"

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from llm_perf_opt.diagnosis.claim import Claim
+from llm_perf_opt.diagnosis.claim import Claim, Confidence
 from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Kind, Scope
 
@@ -42,7 +42,9 @@ class AdviceRow:
 class Cause:
     """`cells` are what it may explain: it is judged where they hold `min_share` of the scope on the critical path.
 
-    `judged_by` names the module for a cause whose cells are all its evidence.
+    `judged_by` names the module for a cause that is data alone: its cells are all its evidence, or its kernels, which
+    move data in the ways `moves` names or come so near to their memory roofline as `roof_pct` says, and take
+    `min_kernel_share` of the kernel time.
     `needs` is what the scope must have besides (`Scope.has`).
 
     Of two claims on one cell that of the larger `specificity` wins: 1 names a cell, 2 an activity, 3 a mechanism.
@@ -66,6 +68,10 @@ class Cause:
     needs: frozenset[str] = frozenset()
     has_judge: bool = False
     judged_by: str = "cell_alone"
+    moves: tuple[str, ...] = ()
+    roof_pct: tuple[float, float] = (0.0, 0.0)
+    min_kernel_share: float = 0.05
+    confidence: Confidence = "medium"
 
     @cached_property
     def advice(self) -> tuple[AdviceRow, ...]:
@@ -111,11 +117,6 @@ def load_causes() -> tuple[Cause, ...]:
     return tuple(_load(path) for path in sorted(FOLDER.glob("*.toml")))
 
 
-@cache
-def cause_by_id() -> Mapping[str, Cause]:
-    return {cause.id: cause for cause in load_causes()}
-
-
 def _load(path: Path) -> Cause:
     own, table, rows = path.read_text(encoding="utf-8").partition(ADVICE)
     data: dict[str, Any] = tomllib.loads(own)
@@ -137,5 +138,9 @@ def _load(path: Path) -> Cause:
         is_one_time=data.get("is_one_time", False),
         needs=frozenset(data.get("needs", ())),
         judged_by=data.get("judged_by", "cell_alone"),
+        moves=tuple(data.get("moves", ())),
+        roof_pct=tuple(data.get("roof_pct", (0.0, 0.0))),
+        min_kernel_share=data.get("min_kernel_share", 0.05),
+        confidence=data.get("confidence", "medium"),
         has_judge=(path.with_suffix(".py")).is_file(),
     )

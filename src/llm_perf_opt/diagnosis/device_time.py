@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from llm_perf_opt.capture.exclusive import owned_ns
+from llm_perf_opt.capture.exclusive import exclusive_ns
 from llm_perf_opt.capture.idle import IdleMap
 from llm_perf_opt.capture.intervals import Ints, union
 from llm_perf_opt.capture.kernels.names import classify_kernel, short_kernel_name
@@ -112,13 +112,7 @@ class _Part:
 
     @cached_property
     def own(self) -> Ints:
-        start, end, talks = self._work.start_ns, self._work.end_ns, self._talks
-        if not talks.any():
-            return owned_ns(start, end)
-        own = np.zeros(len(start), np.int64)
-        own[~talks] = owned_ns(start[~talks], end[~talks])
-        own[talks] = owned_ns(start[talks], end[talks], beside=union(start[~talks], end[~talks]))
-        return own
+        return exclusive_ns(self._work.start_ns, self._work.end_ns, self._talks)
 
     @cached_property
     def hidden(self) -> Ints:

@@ -1,6 +1,6 @@
 """What the waterfall and the rules look at: a run's figures, each known with its source or unknown with a reason."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -183,8 +183,6 @@ class HostFacts:
 class RunFacts:
     """Everything the rules may look at.
 
-    `capture_ms`: from the first GPU work of a capture to its last, where that is all there is: nothing was timed
-    without a profiler, and what could be saved is a part of this.
     `request_ms` is a request of the clean pass, preparation included, `prepare` what passes in it before the model has
     its input; `deployment` is how the model was
     run, None where nobody recorded it; `is_compiled`: torch.compile wrote some of the kernels.
@@ -203,7 +201,6 @@ class RunFacts:
     kernel_source: str = ""
     ncu_source: str = ""
     bytes_per_s: float | None = None
-    capture_ms: float | None = None
     request_ms: float | None = None
     prepare: Quantity = Unknown(reason="no clean pass was run")
     deployment: "Deployment | None" = None
@@ -220,9 +217,3 @@ class RunFacts:
             done |= {GRAPHS} if run.cuda_graph or run.compile in GRAPH_MODES else set()
             done |= {STATIC_CACHE} if run.cache == "static" else set()
         return frozenset(done)
-
-    def timed_gpu_phases(self) -> Iterator[tuple[PhaseFacts, GpuFacts, Known]]:
-        """The phases of which both the GPU's course and the clean time are known, with the two."""
-        for phase in self.phases.values():
-            if isinstance(phase.gpu, GpuFacts) and isinstance(phase.wall, Known):
-                yield phase, phase.gpu, phase.wall

@@ -45,7 +45,15 @@ class Ledger:
 
     def ns(self, *prefixes: str) -> int:
         """The time of all cells at or below some ids."""
-        return sum(cell.time_ns for cell in self.cells if any(is_in(cell.id, prefix) for prefix in prefixes))
+        return sum(self.by_id(*prefixes).values())
+
+    def by_id(self, *prefixes: str) -> dict[str, int]:
+        """The time of the cells at or below some ids, by their own ids."""
+        found: dict[str, int] = {}
+        for cell in self.cells:
+            if any(is_in(cell.id, prefix) for prefix in prefixes):
+                found[cell.id] = found.get(cell.id, 0) + cell.time_ns
+        return found
 
     def share(self, *prefixes: str) -> float:
         return self.ns(*prefixes) / self.wall_ns if self.wall_ns else 0.0
@@ -62,10 +70,6 @@ class Ledger:
     def busy_ns(self) -> int:
         """When a kernel ran."""
         return self.ns(COMPUTE, COMMUNICATION)
-
-    @property
-    def largest(self) -> Cell | None:
-        return max(self.cells, key=lambda cell: (cell.time_ns, cell.id), default=None)
 
 
 def is_in(cell: str, prefix: str) -> bool:

@@ -295,7 +295,6 @@ def gather(files: RunFiles, ncu: NcuAnalysis | None) -> RunFacts:
         kernel_source=files.capture.source if isinstance(files.capture, Found) else _kernel_source(files),
         ncu_source=files.ncu.source if isinstance(files.ncu, Found) else "",
         bytes_per_s=_bandwidth(static),
-        capture_ms=_capture_ms(files, phases),
         request_ms=value_of(clean_metric(files.manifest, "e2e_ms")),
         prepare=clean_metric(files.manifest, "prepare_ms"),
         deployment=files.metrics.content.deployment if isinstance(files.metrics, Found) else None,
@@ -306,14 +305,6 @@ def gather(files: RunFiles, ncu: NcuAnalysis | None) -> RunFacts:
         ),
         is_compiled=isinstance(files.generated, Found) and bool(files.generated.content.kernels),
     )
-
-
-def _capture_ms(files: RunFiles, phases: Mapping[str, PhaseFacts]) -> float | None:
-    """Of a capture that has to be judged by itself: no phase of it has a clean time beside its GPU work."""
-    if isinstance(files.capture, Unknown) or not files.capture.content.gpu.span_ns:
-        return None
-    timed = any(isinstance(phase.wall, Known) and isinstance(phase.gpu, GpuFacts) for phase in phases.values())
-    return None if timed else files.capture.content.judged_ns / 1e6
 
 
 def is_cpu(files: RunFiles) -> bool | None:

@@ -6,30 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llm_perf_opt.capture.exclusive import busy_by_gpu, exclusive_ns
+from llm_perf_opt.capture.exclusive import exclusive_ns, gpu_of
+from llm_perf_opt.capture.intervals import union
 from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.capture.tables import communication_kernels
-from llm_perf_opt.capture.timeline import Activities, Timeline
+from llm_perf_opt.capture.timeline import Timeline, distinct
 from tests.support.fixtures_dir import DATA, shared_fixtures
 
 
-def _kernels(*spans: tuple[int, int], device: tuple[int, ...] = ()) -> Activities:
-    none = np.zeros(len(spans), np.int64)
-    return Activities(
-        start_ns=np.array([start for start, _ in spans], np.int64),
-        end_ns=np.array([end for _, end in spans], np.int64),
-        name=none,
-        call=none,
-        process=none,
-        device=np.array(device or [0] * len(spans), np.int64),
-        stream=none,
-    )
-
-
-def _owned(*spans: tuple[int, int], talks: tuple[int, ...] = (), device: tuple[int, ...] = ()) -> list[int]:
+def _owned(*spans: tuple[int, int], talks: tuple[int, ...] = ()) -> list[int]:
     flags = np.array([at in talks for at in range(len(spans))], np.bool_)
-    return exclusive_ns(_kernels(*spans, device=device), flags).tolist()
+    start, end = (np.array([span[side] for span in spans], np.int64) for side in (0, 1))
+    return exclusive_ns(start, end, flags).tolist()
 
 
 def test_the_kernel_that_started_first_owns_an_instant_until_it_ends() -> None:
@@ -46,10 +35,6 @@ def test_communication_owns_only_what_no_compute_runs_beside() -> None:
     """From 0 to 100; compute from 20 to 50, and from 90 on."""
     assert _owned((0, 100), (20, 50), (90, 120), talks=(0,)) == [60, 30, 30]
     assert _owned((0, 100), (10, 60), talks=(0, 1)) == [100, 0]
-
-
-def test_each_gpu_is_owned_by_itself() -> None:
-    assert _owned((0, 10), (5, 20), (0, 30), device=(0, 0, 1)) == [10, 10, 30]
 
 
 def test_no_kernels_own_nothing() -> None:
@@ -79,11 +64,10 @@ def _read(path: Path, tmp_path: Path) -> Timeline:
 def test_exclusive_times_add_up_to_the_busy_time_of_each_gpu(path: Path, tmp_path: Path) -> None:
     timeline = _read(path, tmp_path)
     kernels = timeline.kernels
-    owned = exclusive_ns(kernels, communication_kernels(timeline))
-    sums = {
-        (process, device): int(owned[(kernels.process == process) & (kernels.device == device)].sum())
-        for process, device in busy_by_gpu(kernels)
-    }
-    assert sums == busy_by_gpu(kernels)
-    assert sum(sums.values()) == int(owned.sum())
-    assert bool((owned >= 0).all()) and bool((owned <= kernels.end_ns - kernels.start_ns).all())
+    talks, gpu = communication_kernels(timeline), gpu_of(kernels)
+    for one in distinct(gpu).tolist():
+        mine = gpu == one
+        start, end = kernels.start_ns[mine], kernels.end_ns[mine]
+        owned = exclusive_ns(start, end, talks[mine])
+        assert int(owned.sum()) == union(start, end).total
+        assert bool((owned >= 0).all()) and bool((owned <= end - start).all())

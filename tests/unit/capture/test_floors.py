@@ -12,9 +12,7 @@ from llm_perf_opt.capture.fusion import (
     FUSED_FLOOR,
     PRODUCTS_REMAIN,
     Chains,
-    attention_floors,
     attention_in_pieces,
-    chain_floors,
     chains_of,
 )
 from llm_perf_opt.capture.kernels.names import is_fusible
@@ -40,20 +38,6 @@ def _chains(tmp_path: Path, kernels: Sequence[tuple[str, int]]) -> Chains:
         events.append(event("kernel", name, f"{at}", f"{length}", pid=0, tid=7, correlation=number, device=0))
         at += length
     return chains_of(read_torch_trace(write_trace(tmp_path / "t.json", events)).timeline, is_fusible)
-
-
-def test_each_kernel_of_a_chain_has_its_part_of_the_floor(tmp_path: Path) -> None:
-    events, at = [], 1_000
-    kernels = ((GEMM, 100), (ADD, 20), (MUL, 30), (TANH, 20), (GEMM, 100), (ADD, 5))
-    for number, (name, length) in enumerate(kernels, start=1):
-        events.append(event("cuda_runtime", "cudaLaunchKernel", f"{number}", "0.5", correlation=number))
-        events.append(event("kernel", name, f"{at}", f"{length}", pid=0, tid=7, correlation=number, device=0))
-        at += length
-    timeline = read_torch_trace(write_trace(tmp_path / "t.json", events)).timeline
-    found = chain_floors(timeline, is_fusible)
-    assert found.inside.tolist() == [False, True, True, True, False, False]
-    assert found.floor_ns.tolist() == [0, 20_000, 10_000, 0, 0, 0]
-    assert int(found.floor_ns.sum()) == chains_of(timeline, is_fusible).floor_ns
 
 
 def _found(count: int, kernel_count: int, time_us: int, floor_us: int) -> Chains:
@@ -125,9 +109,6 @@ def test_fused_attention_still_multiplies(tmp_path: Path) -> None:
     found = attention_in_pieces(trace.timeline)
     assert (found.count, found.product_ns, found.softmax_ns, found.between_ns) == (3, 570_000, 240_000, 0)
     assert (found.floor_ns, found.how) == (570_000, PRODUCTS_REMAIN)
-    each = attention_floors(trace.timeline)
-    assert each.inside.tolist() == [True] * 9
-    assert each.floor_ns.tolist() == [100_000, 0, 90_000] * 3
 
 
 def test_the_products_of_fused_attention_take_what_their_shapes_need(tmp_path: Path) -> None:

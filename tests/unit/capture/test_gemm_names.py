@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from llm_perf_opt.capture.gemms import GemmPrecisionRow, MisalignedKernel, gemm_precisions, misaligned_gemms
+from llm_perf_opt.capture.gemms import MisalignedKernel, misaligned_gemms
 from llm_perf_opt.capture.intervals import Ints
 from llm_perf_opt.capture.kernels.gemm_names import GemmTraits, gemm_traits
 from llm_perf_opt.capture.launch_shapes import hottest_kernel
@@ -13,7 +12,6 @@ from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.capture.rows import KernelRow
 from llm_perf_opt.capture.shapes import (
     ShapesAnalysis,
-    below_peak,
     least_fused_ns,
     roof_of,
     shape_rows,
@@ -183,50 +181,12 @@ def test_a_misaligned_gemm_is_named_with_its_shape_and_its_floor() -> None:
     assert found.shapes == ("aten::mm m 4095, n 4097, k 4097 (bf16)",)
     assert found.floor_ns == round(90 * 2 * 4095 * 4097**2 / 989_400)
     assert found.how == "its FLOPs at the data-sheet peaks of NVIDIA H200"
-    below = below_peak(shapes)
-    assert below is not None
-    assert (below.reason, below.reason_ns, len(below.rows)) == ("misaligned", below.time_ns - below.floor_ns, 1)
     assert int(least[least >= 0].sum()) == pytest.approx(found.floor_ns / 0.75, rel=1e-4)
 
 
 def test_a_healthy_gemm_is_not_below_its_peak_nor_misaligned() -> None:
     rows, shapes, _ = _planted(DATA / "planted" / "healthy_gemm.json.gz")
     assert misaligned_gemms(rows, shapes.rows) is None
-    assert below_peak(shapes) is None
-    assert gemm_precisions(rows) == (
-        GemmPrecisionRow(
-            kernel_class="GEMM",
-            precision="bf16",
-            tensor_cores=True,
-            instances=40,
-            time_ns=56_645_622,
-            kernels=("nvjet_sm90_tst_320x128_64x3_1x2_h_bz_coopB_NNT",),
-            floor_ns=None,
-            tf32_floor_ns=None,
-            how="unknown: the peaks of this GPU are not known",
-        ),
-    )
-
-
-@pytest.mark.parametrize(
-    ("device", "kernel", "floor_ns", "tf32_floor_ns"),
-    [
-        ("NVIDIA A100 80GB PCIe", "ampere_sgemm_128x64_tn", 1_000, 2_000),
-        ("NVIDIA A100 80GB PCIe", "cutlass_80_tensorop_s1688gemm_128x128_32x3_nn_align4", 8_000, None),
-        ("NVIDIA A100 80GB PCIe", "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn", None, None),
-        # On GeForce TF32 is no faster than fp32, and 16 bits are twice as fast.
-        ("NVIDIA GeForce RTX 4090", "ampere_sgemm_128x64_tn", 8_000, None),
-        ("Tesla V100-SXM2-32GB", "volta_sgemm_128x64_tn", 2_010, None),
-        ("Tesla P100-PCIE-16GB", "maxwell_sgemm_128x64_tn", None, None),
-    ],
-)
-def test_a_faster_precision_leaves_the_ratio_of_the_peaks(
-    device: str, kernel: str, floor_ns: int | None, tf32_floor_ns: int | None
-) -> None:
-    names = (kernel,)
-    rows = kernel_rows(names, np.zeros(1, np.int64), np.array([16_000]))
-    (row,) = gemm_precisions(rows, _generation(device))
-    assert (row.floor_ns, row.tf32_floor_ns) == (floor_ns, tf32_floor_ns)
 
 
 @pytest.mark.parametrize(

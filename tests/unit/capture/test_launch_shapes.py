@@ -14,7 +14,6 @@ from llm_perf_opt.capture.launch_shapes import (
     HottestKernel,
     LaunchShapeRow,
     few_blocks,
-    few_blocks_floors,
     hottest_kernel,
     small_launches,
 )
@@ -92,12 +91,6 @@ def test_few_blocks_have_the_time_of_all_sms_as_floor(tmp_path: Path) -> None:
             ),
         ),
     )
-
-
-def test_each_kernel_of_few_blocks_has_its_own_floor(tmp_path: Path) -> None:
-    scan: Kernel = ("my_scan(float*)", 820, [8, 1, 1], [128, 1, 1])
-    found = few_blocks_floors(_timeline(tmp_path, [scan, FAN1, FAN2]))
-    assert (found.inside.tolist(), found.floor_ns.tolist()) == ([True, False, False], [80_000, 0, 0])
 
 
 def _hottest(timeline: Timeline) -> HottestKernel | None:

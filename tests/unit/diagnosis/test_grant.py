@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.diagnosis.cause import Cause, cause_by_id
+from llm_perf_opt.diagnosis.cause import Cause, load_causes
 from llm_perf_opt.diagnosis.claim import Claim
 from llm_perf_opt.diagnosis.device_time import KernelTime
 from llm_perf_opt.diagnosis.diagnose import MIN_LEFT, grant
@@ -32,7 +32,7 @@ def _scope(cells: dict[str, int], kernels: tuple[KernelTime, ...] = ()) -> Scope
 
 
 def _cause(name: str, specificity: int) -> Cause:
-    return replace(cause_by_id()["host_work"], id=name, specificity=specificity)
+    return replace(next(one for one in load_causes() if one.id == "host_work"), id=name, specificity=specificity)
 
 
 def _granted(scope: Scope, *claims: tuple[Cause, Claim]) -> dict[str, int]:

@@ -202,7 +202,7 @@ def test_operators_say_where_time_goes_where_nothing_was_timed() -> None:
     view = ModulesView(
         phases=(), operators=tuple(operator(f"op{i}", 8.0 / 2**i, 0.4 / 2**i) for i in range(5)),
         operators_by="CPU time", operators_of="operator time", operator_count=5, operators_source=None, double_entry=(),
-        static_source=None, time_source=None, time_missing=None, operators_missing=None, double_entry_missing=None,
+        static_source=None, time_missing=None, operators_missing=None, double_entry_missing=None,
     )  # fmt: skip
     split = operators_split(view)
     assert split is not None and (split.what, split.total) == ("self CPU time, profiled pass", "20.00 ms")

@@ -10,8 +10,7 @@ from llm_perf_opt.diagnosis.scope import Scope
 MIN_FACTOR, SHOWN = 1.5, 4
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     phase = scope.phase
     if phase is None:
         return None
@@ -32,15 +31,10 @@ def judge(scope: Scope, program: Program) -> Claim | None:
     return Claim(
         title="cpu" if phase.is_cpu else "title",
         values={"factor": work / bound_ns, "bound": bound_ns},
-        cells={cell.id: cell.time_ns for cell in scope.ledger.below(COMPUTE)} | _operators(scope),
+        cells=scope.ledger.by_id(COMPUTE, OPERATORS),
         floor_ns=bound_ns,
         floor="bound",
         evidence=tuple(facts),
         confidence="low" if phase.is_cpu else "medium",
         caveat="small" if phase.is_cpu else None,
     )
-
-
-def _operators(scope: Scope) -> dict[str, int]:
-    inside = scope.ledger.ns(OPERATORS)
-    return {OPERATORS: inside} if inside else {}

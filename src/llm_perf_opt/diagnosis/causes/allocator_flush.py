@@ -10,8 +10,7 @@ MIN_SHARE = 0.02
 CELLS = ("idle.allocation", LAUNCH, "idle.host", SYNC, HELD_SYNC)
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     found = scope.evidence.report.flushes if scope.evidence is not None else None
     if found is None or found.gpu_idle_ns < MIN_SHARE * scope.wall_ns:
         return None

@@ -21,8 +21,7 @@ _SIZE = re.compile(r"\b[mnk] (\d+)|size (\d+)")
 PIECES = ("aten::bmm", "aten::baddbmm", "aten::_softmax", "aten::matmul")
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     evidence = scope.evidence
     if evidence is None or evidence.shapes is None:
         return None

@@ -19,15 +19,12 @@ def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
         return None
     named = sorted((cell for cell in cells if cell.owner), key=lambda cell: -cell.time_ns)
     told = sum(cell.time_ns for cell in named)
-    wanted: dict[str, int] = {}
-    for cell in cells:
-        wanted[cell.id] = wanted.get(cell.id, 0) + cell.time_ns
     floor, floor_ns = _floor(cause, total, scope.wall_ns)
     gaps = sum(cell.count for cell in cells)
     return Claim(
         title="named" if named and "named" in cause.titles else "title",
         values={"owner": " ← ".join(named[0].owner) if named else "", "gaps": gaps, "time": total},
-        cells=wanted,
+        cells=scope.ledger.by_id(*cause.cells),
         floor_ns=floor_ns,
         floor=floor,
         evidence=(

@@ -8,8 +8,7 @@ from llm_perf_opt.diagnosis.scope import Scope
 SHOWN = 3
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     if scope.evidence is None or scope.evidence.has_gpu_work:
         return None
     inside, outside = scope.ledger.ns(OPERATORS), scope.ledger.ns(OUTSIDE)
@@ -24,14 +23,11 @@ def judge(scope: Scope, program: Program) -> Claim | None:
     if inside >= outside:
         owner = top[0][0] if top else "operators"
         return Claim(values={"owner": owner}, cells={OPERATORS: inside}, evidence=tuple(facts), confidence="medium")
-    cells: dict[str, int] = {}
-    for cell in scope.ledger.below(OUTSIDE):
-        cells[cell.id] = cells.get(cell.id, 0) + cell.time_ns
     is_named = bool(named) and 2 * named[0].time_ns >= outside
     return Claim(
         title="named" if is_named else "outside",
         values={"owner": named[0].owner[0] if named else ""},
-        cells=cells,
+        cells=scope.ledger.by_id(OUTSIDE),
         evidence=tuple(facts),
         traits=frozenset({"outside", *(("outside_named",) if is_named else ())}),
         confidence="medium",

@@ -9,11 +9,10 @@ from llm_perf_opt.diagnosis.scope import Scope, copy_kind
 KINDS, PEER = ("d2d", "set", "peer"), f"{COPY}.peer"
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     if scope.evidence is None:
         return None
-    cells = {f"{COPY}.{kind}": ns for kind in KINDS if (ns := scope.ledger.ns(f"{COPY}.{kind}"))}
+    cells = scope.ledger.by_id(*(f"{COPY}.{kind}" for kind in KINDS))
     rows = [row for row in scope.evidence.copies if copy_kind(row.kind) in KINDS]
     total = sum(cells.values())
     is_peer = 2 * cells.get(PEER, 0) > total

@@ -9,8 +9,7 @@ from llm_perf_opt.diagnosis.scope import Scope
 MIN_DEVICE_SHARE, MIN_SHARE = 0.1, 0.1
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     ranks = scope.evidence.ranks if scope.evidence is not None else None
     if ranks is None or len({(row.source, row.process) for row in ranks.devices}) == len(ranks.devices):
         return None
@@ -33,10 +32,9 @@ def judge(scope: Scope, program: Program) -> Claim | None:
         facts.append(Fact(key="devices", values=values))
     if saved < MIN_SHARE * scope.wall_ns:
         return None
-    weights = {cell.id: float(cell.time_ns) for cell in scope.ledger.below(COMPUTE)}
     return Claim(
         values={"count": max(counts)},
-        cells=fitted(weights, min(round(saved), scope.ledger.ns(COMPUTE))),
+        cells=fitted(scope.ledger.by_id(COMPUTE), min(round(saved), scope.ledger.ns(COMPUTE))),
         floor_ns=0,
         floor="spread",
         evidence=tuple(facts),

@@ -13,8 +13,7 @@ MOSTLY_HIDDEN = 0.5
 DOMINATES = 0.5
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     exposed, compute = scope.ledger.ns(COMMUNICATION), scope.ledger.ns(COMPUTE)
     rows = [kernel for kernel in scope.kernels if kernel.kernel_class == "communication"]
     total = sum(row.time_ns for row in rows)

@@ -24,8 +24,7 @@ _OFFLOADS = re.compile(r"FSDP::\w*pre_forward|FullyShardedDataParallel.*pre_forw
 NAMES = {"h2d": "H2D", "d2h": "D2H", "other": "host-device"}
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     cells = {cell.id: cell.time_ns for cell in scope.ledger.below(COPY) if _crosses(cell.id)}
     total = sum(cells.values())
     if scope.evidence is None:

@@ -9,8 +9,7 @@ from llm_perf_opt.diagnosis.scope import Scope
 MIN_UNUSED_SHARE, MIN_UNUSED_BYTES = 0.2, 1e9
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     if scope.run is None:
         return None
     kept, used = scope.run.memory.reserved, scope.run.memory.allocated

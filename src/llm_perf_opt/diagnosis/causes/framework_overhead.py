@@ -10,8 +10,7 @@ from llm_perf_opt.diagnosis.scope import Scope
 MOST_DISPATCH_MS = 0.5
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     return None if does_something_else(scope) else claim_outside(scope, has_floor=True)
 
 

@@ -10,8 +10,7 @@ MIN_SHARE = 0.02
 CELLS = ("idle.blocked.gil", "idle.host", LAUNCH)
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     found = scope.evidence.report.gil if scope.evidence is not None else None
     if found is None or found.gpu_idle_ns < MIN_SHARE * scope.wall_ns:
         return None

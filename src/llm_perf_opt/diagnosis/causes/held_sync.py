@@ -10,8 +10,7 @@ SHOWN = 3
 LONGEST_LOAD_NS = 100_000_000
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     time = scope.ledger.ns(HELD_SYNC)
     rows = scope.evidence.report.held if scope.evidence is not None else ()
     # Before the first kernel of its name, the driver loads its code.

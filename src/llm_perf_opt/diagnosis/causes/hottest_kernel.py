@@ -2,6 +2,7 @@
 
 import re
 
+from llm_perf_opt.capture.launch_shapes import HottestKernel
 from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope
@@ -11,12 +12,13 @@ MIN_SHARE = 0.5
 EXPECTED = ("GEMM", "attention", "convolution", "communication", "graph")
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     top = scope.kernels[0] if scope.kernels else None
     if top is None or top.kernel_class in EXPECTED or top.time_ns < MIN_SHARE * scope.kernel_ns:
         return None
     ncu = scope.ncu.get(top.name)
+    hottest = scope.evidence.hottest if scope.evidence is not None else None
+    hottest = hottest if hottest is not None and hottest.name == top.name else None
     facts = [
         Fact(
             key="kernel",
@@ -25,12 +27,11 @@ def judge(scope: Scope, program: Program) -> Claim | None:
                 "time": top.time_ns,
                 "count": top.count,
                 "mean": top.time_ns / max(top.count, 1),
-                "launch": launch_text(scope, top.name),
+                "launch": "" if hottest is None else _launch(hottest),
             },
         )
     ]
-    hottest = scope.evidence.hottest if scope.evidence is not None else None
-    if hottest is not None and hottest.name == top.name and hottest.limit is not None:
+    if hottest is not None and hottest.limit is not None:
         facts.append(Fact(key="limit", values={"limit": hottest.limit, "how": hottest.how or ""}))
     if ncu is not None and ncu.roof_pct is not None:
         facts.append(Fact(key="ncu", values={"bound": ncu.bound, "roof": ncu.roof_pct}))
@@ -46,19 +47,9 @@ def judge(scope: Scope, program: Program) -> Claim | None:
     )
 
 
-def launch_text(scope: Scope, kernel: str) -> str:
-    """Grid and block of the kernel's longest launch, where the capture says them."""
-    for timeline in scope.evidence.timelines if scope.evidence is not None else ():
-        shapes, kernels = timeline.launch_shapes, timeline.kernels
-        if kernels.shape is None or not shapes or kernel not in timeline.names:
-            continue
-        import numpy as np
-
-        mine = np.flatnonzero(kernels.name == timeline.names.index(kernel))
-        mine = mine[kernels.shape[mine] >= 0]
-        if len(mine):
-            length = kernels.end_ns[mine] - kernels.start_ns[mine]
-            shape = shapes[int(kernels.shape[mine[length.argmax()]])]
-            grid, block = ("×".join(str(size) for size in sizes) for sizes in (shape.grid, shape.block))
-            return f", grid {grid}, block {block}"
-    return ""
+def _launch(kernel: HottestKernel) -> str:
+    """Grid and block of the launches with most time, where the capture says them."""
+    if kernel.grid is None or kernel.block is None:
+        return ""
+    grid, block = ("×".join(str(size) for size in sizes) for sizes in (kernel.grid, kernel.block))
+    return f", grid {grid}, block {block}"

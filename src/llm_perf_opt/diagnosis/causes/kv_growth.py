@@ -11,8 +11,7 @@ SIXTEEN_BITS = ("bf16", "fp16")
 ATTENTION = "gpu.compute.attention"
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     phase, run = scope.phase, scope.run
     if phase is None or run is None or phase.name != "decode":
         return None

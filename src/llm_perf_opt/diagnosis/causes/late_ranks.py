@@ -9,8 +9,7 @@ from llm_perf_opt.diagnosis.scope import Scope
 SHOWN = 8
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     ranks = scope.evidence.ranks if scope.evidence is not None else None
     rows = [row for row in ranks.rows if row.arrivals is not None] if ranks is not None else []
     if ranks is None or len(rows) < 2:

@@ -6,8 +6,7 @@ from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     found = scope.evidence.report.launch_blocking if scope.evidence is not None else None
     if found is None:
         return None

@@ -9,8 +9,7 @@ LOW_PCT, GOOD_ROOF_PCT, MIN_SHARE, SHOWN = 30.0, 60.0, 0.05, 3
 LIMITERS = ("registers", "shared memory", "blocks")
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     rows = [(k, scope.ncu[k.name]) for k in scope.kernels if k.name in scope.ncu and _is_low(scope.ncu[k.name])]
     spent = sum(kernel.time_ns for kernel, _ in rows)
     if not rows or spent < MIN_SHARE * scope.kernel_ns:

@@ -7,8 +7,7 @@ from llm_perf_opt.diagnosis.scope import Scope
 MIN_SHARE, SHOWN = 0.1, 3
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     found = scope.evidence.misaligned if scope.evidence is not None else None
     if found is None or found.time_ns < MIN_SHARE * scope.kernel_ns:
         return None

@@ -1,18 +1,22 @@
 """Kernels that only move data, by what they do: shared by the causes of each kind."""
 
+from typing import TYPE_CHECKING
+
 from llm_perf_opt.capture.kernels.copies import copy_kind
-from llm_perf_opt.diagnosis.claim import Claim, Confidence, Fact, Value
+from llm_perf_opt.diagnosis.claim import Claim, Fact, Value
 from llm_perf_opt.diagnosis.scope import Scope
 
-MIN_SHARE, SHOWN = 0.05, 3
+if TYPE_CHECKING:
+    from llm_perf_opt.diagnosis.cause import Cause
+
+SHOWN = 3
 
 
-def claim_moves(
-    scope: Scope, kinds: tuple[str, ...], *, min_share: float = MIN_SHARE, confidence: Confidence = "medium"
-) -> Claim | None:
+def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
     """The kernels of some kinds, where they take a part of the kernel time; by operator where a trace names them."""
+    kinds = cause.moves
     kernels, spent, floor, operators, how = _of_capture(scope, kinds) if scope.evidence else _by_name(scope, kinds)
-    if not spent or spent < min_share * scope.kernel_ns:
+    if not spent or spent < cause.min_kernel_share * scope.kernel_ns:
         return None
     wanted = sum(kernels.values())
     shown = sorted((k for k in scope.kernels if k.name in kernels), key=lambda k: -kernels[k.name])[:SHOWN]
@@ -37,7 +41,7 @@ def claim_moves(
         floor_ns=None if floor is None else round(wanted * floor / spent),
         floor=None if floor is None else "known",
         evidence=tuple(facts),
-        confidence=confidence,
+        confidence=cause.confidence,
     )
 
 

@@ -1,20 +1,24 @@
 """Memory-bound kernels by how near ncu found them to the memory roofline."""
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from llm_perf_opt.diagnosis.claim import Claim, Confidence, Fact
+from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
 
-MIN_SHARE, SHOWN = 0.05, 3
-NEAR_PCT, FAR_PCT = 75.0, 50.0
+if TYPE_CHECKING:
+    from llm_perf_opt.diagnosis.cause import Cause
+
+SHOWN = 3
 
 
-def claim_memory_bound(scope: Scope, is_meant: Callable[[float], bool], confidence: Confidence) -> Claim | None:
+def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
+    """The memory-bound kernels in the cause's range of the roofline."""
+    low, high = cause.roof_pct
     measured = [(kernel, scope.ncu[kernel.name]) for kernel in scope.kernels if kernel.name in scope.ncu]
     roofs = [(k, ncu.memory_roof_pct) for k, ncu in measured if ncu.bound == "memory"]
-    rows = [(kernel, roof) for kernel, roof in roofs if roof is not None and is_meant(roof)]
+    rows = [(kernel, roof) for kernel, roof in roofs if roof is not None and low <= roof < high]
     spent = sum(kernel.time_ns for kernel, _ in rows)
-    if not rows or spent < MIN_SHARE * scope.kernel_ns:
+    if not rows or spent < cause.min_kernel_share * scope.kernel_ns:
         return None
     return Claim(
         values={"kernel_share": spent / scope.kernel_ns},
@@ -34,5 +38,5 @@ def claim_memory_bound(scope: Scope, is_meant: Callable[[float], bool], confiden
             )
             for kernel, roof in rows[:SHOWN]
         ),
-        confidence=confidence,
+        confidence=cause.confidence,
     )

@@ -6,13 +6,12 @@ from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     host, launches = scope.ledger.ns(UNRECORDED_HOST), scope.ledger.ns(UNRECORDED_LAUNCH)
     evidence = [Fact(key=key, values={"time": ns}) for key, ns in (("gaps", host), ("launches", launches)) if ns]
     return Claim(
         title="launches" if launches > host else "title",
-        cells={cell: ns for cell, ns in ((UNRECORDED_HOST, host), (UNRECORDED_LAUNCH, launches)) if ns},
+        cells=scope.ledger.by_id(UNRECORDED_HOST, UNRECORDED_LAUNCH),
         evidence=tuple(evidence),
         traits=frozenset({"launches_missing"}) if launches > host else frozenset(),
         confidence="low",

@@ -8,8 +8,7 @@ from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     claim = claim_outside(scope, has_floor=False) if does_something_else(scope) else None
     if claim is None or scope.phase is None or scope.phase.between_operators_ms is None:
         return None

@@ -19,8 +19,7 @@ NEAR_NS = 10_000_000
 AROUND = ("idle.unrecorded_host", "idle.launch", "idle.sync", "idle.startup.first_use", "idle.unrecorded_launch")
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     if scope.evidence is None:
         return None
     rows = [row for row in scope.evidence.copies if copy_kind(row.kind) == "page_migration"]

@@ -7,8 +7,7 @@ from llm_perf_opt.diagnosis.scope import Scope
 TOO_SLOW, UNTRUSTED = 1.5, 3.0
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     slowdowns = scope.run.slowdowns if scope.run is not None else {}
     slow = {name: known for name, known in slowdowns.items() if known.value >= TOO_SLOW}
     if not slow:

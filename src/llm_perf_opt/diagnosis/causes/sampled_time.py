@@ -23,9 +23,6 @@ def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
     if not total:
         return None
     named = sorted((cell for cell in cells if cell.owner), key=lambda cell: -cell.time_ns)
-    wanted: dict[str, int] = {}
-    for cell in cells:
-        wanted[cell.id] = wanted.get(cell.id, 0) + cell.time_ns
     samples = sum(cell.count for cell in cells)
     return Claim(
         title="named" if named else "title",
@@ -35,7 +32,7 @@ def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
             "time": total,
             "samples": samples,
         },
-        cells=wanted,
+        cells=scope.ledger.by_id(*cause.cells),
         evidence=(
             Fact(key="time"),
             *(

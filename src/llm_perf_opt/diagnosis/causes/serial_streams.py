@@ -8,8 +8,7 @@ from llm_perf_opt.diagnosis.scope import Scope
 MIN_HELD, MIN_SHARE, NAMED = 10, 0.05, 6
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     streams = scope.evidence.streams if scope.evidence is not None else None
     found = [serial for serial in streams.serial if serial.held_count >= MIN_HELD] if streams is not None else []
     held = sum(serial.held_ns for serial in found)

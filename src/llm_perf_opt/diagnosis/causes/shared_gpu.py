@@ -8,17 +8,15 @@ from llm_perf_opt.diagnosis.scope import Scope
 MIN_SHARE = 0.03
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     found = scope.evidence.report.slices if scope.evidence is not None else None
     if found is None or found.lost_ns < MIN_SHARE * scope.wall_ns:
         return None
     # Held work is idle time; the rest of what is lost lies in the kernels that were stretched.
-    idle = {cell: float(scope.ledger.ns(cell)) for cell in (HELD_SYNC, LATE_STARTS, SYNC)}
-    held = min(round(found.held * found.slice_ns), found.lost_ns, round(sum(idle.values())))
+    idle = scope.ledger.by_id(HELD_SYNC, LATE_STARTS, SYNC)
+    held = min(round(found.held * found.slice_ns), found.lost_ns, sum(idle.values()))
     stretched = min(found.lost_ns - held, scope.ledger.ns(COMPUTE))
-    compute = {cell.id: float(cell.time_ns) for cell in scope.ledger.below(COMPUTE)}
-    cells = {**fitted(idle, held), **fitted(compute, stretched)}
+    cells = {**fitted(idle, held), **fitted(scope.ledger.by_id(COMPUTE), stretched)}
     slices = {"stretched": found.stretched, "held": found.held, "slice": found.slice_ns}
     return Claim(
         values={"lost": held + stretched},

@@ -7,8 +7,7 @@ from llm_perf_opt.diagnosis.scope import Scope
 MIN_SHARE, SHOWN = 0.1, 3
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     rows = scope.evidence.small_launches if scope.evidence is not None else ()
     rows = tuple(row for row in rows if row.time_ns >= MIN_SHARE * scope.kernel_ns)
     if not rows:

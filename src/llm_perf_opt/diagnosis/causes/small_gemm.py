@@ -1,16 +1,16 @@
 """GEMMs that do not fill the GPU: by ncu less than one wave of blocks, else shorter than a few launches take."""
 
-from llm_perf_opt.diagnosis.causes.ncu_roof import NEAR_PCT
 from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.device_time import KernelTime
 from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_SHARE, SHORT_NS, SHOWN = 0.1, 10_000, 3
+# What is as near to its roofline is no smaller than it should be.
+NEAR_PCT = 75.0
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     rows = [kernel for kernel in scope.kernels if kernel.kernel_class == "GEMM" and _is_small(kernel, scope)]
     spent = sum(kernel.time_ns for kernel in rows)
     if not rows or spent < MIN_SHARE * scope.kernel_ns:

@@ -8,8 +8,7 @@ from llm_perf_opt.diagnosis.scope import Scope
 MIN_SHARE, MOSTLY_EMPTY, SHOWN = 0.15, 0.5, 3
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     found, total = scope.evidence.few_blocks if scope.evidence is not None else None, scope.kernel_ns
     if found is None or found.alone_ns < MIN_SHARE * total:
         return None

@@ -10,8 +10,7 @@ MIN_SHARE, LOW_CLOCK = 0.05, 0.85
 HARMLESS = ("gpu_idle", "idle", "none", "applications_clocks_setting", "active")
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     clocks = scope.run.clocks if scope.run is not None else None
     if not isinstance(clocks, ClockFacts) or clocks.samples == 0 or clocks.throttle_reasons is None:
         return None

@@ -8,8 +8,7 @@ from llm_perf_opt.diagnosis.scope import Scope
 MIN_PIECES, MIN_SHARE = 3, 0.1
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     if scope.evidence is None:
         return None
     found, total = scope.evidence.attention, scope.kernel_ns

@@ -11,8 +11,7 @@ from llm_perf_opt.diagnosis.scope import Scope
 MIN_SHARE, MIN_LAUNCHES, SHOWN = 0.15, 50, 4
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     rows = [kernel for kernel in scope.kernels if is_fusible(kernel.name)]
     own = sum(kernel.own_ns for kernel in rows)
     total = sum(kernel.time_ns for kernel in scope.kernels)

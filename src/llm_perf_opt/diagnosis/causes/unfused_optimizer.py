@@ -13,8 +13,7 @@ SOME_PASSES, MANY_PASSES, MIN_SHARE, SHOWN = 2, 4, 0.1, 4
 WITH_FUSED_FORM = ("Adam", "AdamW", "SGD", "Adagrad")
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     if scope.evidence is None:
         return None
     steps = [(row, named) for row in scope.evidence.ranges if (named := STEP_RANGE.search(row.name)) is not None]

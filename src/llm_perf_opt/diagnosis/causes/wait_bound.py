@@ -9,8 +9,7 @@ MIN_PHASE_SHARE = 0.1
 SHOWN = 3
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     waiting = scope.ledger.ns(SYNC)
     if scope.evidence is None and waiting < MIN_PHASE_SHARE * scope.wall_ns:
         return None

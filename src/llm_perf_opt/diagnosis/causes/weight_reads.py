@@ -10,8 +10,7 @@ MIN_WEIGHT_SHARE = 0.7
 LEFT_BY_8_BITS = {"fp32": 0.25, "bf16": 0.5, "fp16": 0.5}
 
 
-def judge(scope: Scope, program: Program) -> Claim | None:
-    del program
+def judge(scope: Scope, _: Program) -> Claim | None:
     phase, run = scope.phase, scope.run
     if phase is None or run is None or phase.name != "decode" or phase.limit != "memory":
         return None

@@ -50,10 +50,6 @@ class LaunchBlocking:
     call_ns: int
     kernel_ns: int
 
-    @property
-    def share(self) -> float:
-        return self.covering / self.launches
-
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorFlushes:

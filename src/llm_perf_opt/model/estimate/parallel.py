@@ -62,9 +62,6 @@ class Wire:
     def all_reduce_us(self, size: float, devices: int) -> float:
         return 2 * self._moved_us(size, devices)
 
-    def all_gather_us(self, size: float, devices: int) -> float:
-        return self._moved_us(size, devices)
-
     def all_to_all_us(self, size: float, devices: int) -> float:
         return self._moved_us(size, devices)
 

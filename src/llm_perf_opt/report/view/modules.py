@@ -72,7 +72,6 @@ class ModulesView:
     operators_of: str
     operator_count: int
     double_entry: tuple[Entry, ...]
-    time_source: str | None
     static_source: str | None
     operators_source: str | None
     time_missing: Unknown | None
@@ -133,7 +132,6 @@ def modules_view(files: RunFiles, subject: PageSubject = MODEL) -> ModulesView:
         operators_of="operators' device time" if by == DEVICE_TIME else "operator time",
         operator_count=len(operators),
         double_entry=entries,
-        time_source=files.metrics.source if isinstance(files.metrics, Found) else None,
         static_source=files.static.source if isinstance(files.static, Found) else None,
         operators_source=files.operators.source if isinstance(files.operators, Found) else None,
         time_missing=_time_missing(files) if is_asked else None,
