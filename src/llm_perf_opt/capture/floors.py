@@ -26,10 +26,6 @@ ONE_PASS: Mapping[str, int] = {
     "Lion": 5,
 }  # fmt: skip
 LEAST_PASS = 3
-_TO_DEVICE = re.compile(r"host.*to.*dev|htod", re.IGNORECASE)
-_TO_HOST = re.compile(r"dev.*to.*host|dtoh", re.IGNORECASE)
-_SET = re.compile(r"memset", re.IGNORECASE)
-_ON_DEVICE = re.compile(r"dev.*to.*dev|dtod", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +97,7 @@ def copy_floors(
 
 
 def _copy_floor(row: CopyRow, generation: GpuGeneration | None, hardware: "HardwareSection | None") -> CopyFloor:
-    gb_s, how = _way(row.kind, generation, hardware)
+    gb_s, how = _way(row.way.split(".")[0], generation, hardware)
     floor_ns = None if gb_s is None or row.size_bytes is None else min(round(row.size_bytes / gb_s), row.total_ns)
     if gb_s is not None and row.size_bytes is None:
         how = "unknown: the capture does not say how many bytes"
@@ -115,9 +111,9 @@ def _copy_floor(row: CopyRow, generation: GpuGeneration | None, hardware: "Hardw
     )
 
 
-def _way(kind: str, generation: GpuGeneration | None, hardware: "HardwareSection | None") -> tuple[float | None, str]:
+def _way(way: str, generation: GpuGeneration | None, hardware: "HardwareSection | None") -> tuple[float | None, str]:
     """The peak of the way a copy takes, in GB/s of its size, and from where it is known."""
-    if _TO_DEVICE.search(kind) or _TO_HOST.search(kind):
+    if way in ("h2d", "d2h"):
         if hardware is not None and hardware.link_gb_s and (hardware.link or "").startswith("PCIe"):
             # The catalogue has the sum of both directions.
             one_way = hardware.link_gb_s / 2
@@ -127,9 +123,9 @@ def _way(kind: str, generation: GpuGeneration | None, hardware: "HardwareSection
             return one_way, f"bytes at {one_way:g} GB/s (the fastest host link of {generation.name}, one direction)"
         return None, "unknown: the link of this GPU to the host is not known"
     if hardware is not None and hardware.memory_bandwidth_gb_s:
-        if _ON_DEVICE.search(kind):
+        if way == "d2d":
             at_once = hardware.memory_bandwidth_gb_s / 2
             return at_once, f"bytes read and written at the memory bandwidth of {hardware.name}"
-        if _SET.search(kind):
+        if way == "set":
             return hardware.memory_bandwidth_gb_s, f"bytes written at the memory bandwidth of {hardware.name}"
     return None, "unknown: the peak of the way these copies take is not known"

@@ -13,6 +13,7 @@ import numpy as np
 from llm_perf_opt.capture.idle import LONG_GAP_NS
 from llm_perf_opt.capture.intervals import Flags, Ints, innermost, nest
 from llm_perf_opt.capture.kernels.names import classify_kernel
+from llm_perf_opt.capture.rows import copy_way
 from llm_perf_opt.capture.timeline import Activities, Timeline, distinct
 
 # Chains of kernels that take less than this part of the kernel time are not cut at waits.
@@ -30,7 +31,6 @@ LEAST_SOFTMAX = 0.1
 # Torch multiplies by weights in these operators, and what belongs to each head or row of a batch in those.
 _WITH_WEIGHTS = frozenset({"aten::linear", "aten::addmm", "aten::_addmm_activation", "aten::_grouped_mm"})
 _IN_BATCHES = frozenset({"aten::bmm", "aten::baddbmm"})
-_WITH_THE_HOST = re.compile(r"host|htod|dtoh|pageable|pinned", re.IGNORECASE)
 _SOFTMAX = re.compile(r"soft_?max", re.IGNORECASE)
 # The softmax of a loss.
 _LOSS = re.compile(r"log_?soft_?max|loss|entropy", re.IGNORECASE)
@@ -290,7 +290,9 @@ def _belongs_together(timeline: Timeline, order: Ints | slice, lane: Ints, first
     apart = np.concatenate(([0], np.cumsum(_apart(timeline, order))))
     together: Flags = apart[first] == apart[last]
     copies, start = timeline.copies, timeline.kernels.start_ns[order]
-    codes = [code for code in distinct(copies.name).tolist() if _WITH_THE_HOST.search(timeline.names[code])]
+    codes = [
+        code for code in distinct(copies.name).tolist() if copy_way(timeline.names[code]).startswith(("h2d", "d2h"))
+    ]
     crossing = np.flatnonzero(np.isin(copies.name, codes))
     # A stream alone is its own lane: see `_by_stream`.
     lanes = copies.stream if isinstance(order, slice) else _lanes(copies)

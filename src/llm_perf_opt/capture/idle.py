@@ -18,7 +18,7 @@ waiting while launched work did not start (`held`, of the synchronisation: what 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -357,3 +357,14 @@ def _waiting(gaps: _Gaps, open_: Flags, calls: Calls) -> Intervals:
         starts.append(np.maximum(inside.start[wait], gaps.start[gap]))
         ends.append(np.minimum(inside.end[wait], gaps.end[gap]))
     return union(np.concatenate(starts), np.concatenate(ends))
+
+
+def idle_in(timeline: Timeline, maps: Mapping[int, IdleMap], thread: Ints, start: Ints, end: Ints) -> Ints:
+    """The part of each time of a thread in which its process has no kernel running."""
+    found = end - start
+    process = timeline.thread_process[thread]
+    for owner in distinct(process).tolist():
+        mine = process == owner
+        busy = maps[owner].busy
+        found[mine] -= busy.covered_before(end[mine]) - busy.covered_before(start[mine])
+    return found

@@ -1,7 +1,9 @@
 """The rows of the tables of a capture; apart from numpy, so that what only reads them starts at once."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from llm_perf_opt.capture.kernels.names import distinct_short_names
 
@@ -48,6 +50,29 @@ class CopyRow:
     max_ns: int
     bytes_per_s: float | None = None
 
+    @property
+    def way(self) -> str:
+        return copy_way(self.kind)
+
+
+_WAYS = {"h2d": ("hosttodevice", "htod"), "d2h": ("devicetohost", "dtoh"), "d2d": ("devicetodevice", "dtod")}
+_NOT_LETTERS = re.compile(r"[^a-z]")
+
+
+@lru_cache(maxsize=256)
+def copy_way(kind: str) -> str:
+    """The way a copy takes and the host's memory, of its kind as any profiler writes it: `h2d.pageable`, `set`, …"""
+    text = _NOT_LETTERS.sub("", kind.lower())
+    if "unified" in text or "migration" in text:
+        return "page_migration"
+    if "set" in text and "to" not in text:
+        return "set"
+    if "peer" in text or "ptop" in text:
+        return "peer"
+    way = next((key for key, words in _WAYS.items() if any(word in text for word in words)), "other")
+    memory = next((word for word in ("pageable", "pinned") if word in text), None)
+    return f"{way}.{memory}" if memory and way in ("h2d", "d2h") else way
+
 
 def rate(size_bytes: int | None, time_ns: int) -> float | None:
     """Bytes per second, where both are known."""
@@ -87,6 +112,11 @@ class Idle:
     starting_ns: int = 0
     long_gaps_ns: int = 0
     held_ns: int = 0
+
+    @property
+    def launching_ns(self) -> int:
+        """Waiting for the host in gaps no longer than a launch takes, and the start of what it launched."""
+        return self.waiting_for_host_ns - self.long_gaps_ns + self.starting_ns
 
 
 @dataclass(frozen=True, kw_only=True)

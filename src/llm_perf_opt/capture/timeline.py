@@ -250,6 +250,11 @@ class Timeline:
         return self.has_gpu_work or bool(seen.get(self.kind))
 
 
+def gpu_names(timelines: Sequence[Timeline]) -> str | None:
+    """The GPUs that captures name, each once."""
+    return ", ".join(dict.fromkeys(device.name for t in timelines for device in t.devices)) or None
+
+
 def no_activities() -> Activities:
     none = np.zeros(0, np.int64)
     return Activities(start_ns=none, end_ns=none, name=none, call=none, process=none, device=none, stream=none)

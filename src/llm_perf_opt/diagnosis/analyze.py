@@ -26,7 +26,7 @@ from llm_perf_opt.capture.ranks.collectives import recorded_args
 from llm_perf_opt.capture.ranks.identify import Kind
 from llm_perf_opt.capture.rows import CounterRow, KernelRow, RangeRow
 from llm_perf_opt.capture.shapes import ShapesAnalysis, roof_of, shape_rows, sum_shapes
-from llm_perf_opt.capture.timeline import HostEvents, Timeline, distinct, since
+from llm_perf_opt.capture.timeline import HostEvents, Timeline, distinct, gpu_names, since
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnose import judge
 from llm_perf_opt.diagnosis.document import (
@@ -259,8 +259,7 @@ def _shapes(captures: Sequence[RecordedCapture], timelines: Sequence[Timeline]) 
     sums = [sum_shapes(t, c.detail) for c, t in zip(captures, timelines, strict=True) if c.detail is not None]
     if not any(one.found for one in sums):
         return None
-    devices = dict.fromkeys(device.name for t in timelines for device in t.devices)
-    return shape_rows(sums, roof_of(", ".join(devices) or None, hardware_of(timelines)))
+    return shape_rows(sums, roof_of(gpu_names(timelines), hardware_of(timelines)))
 
 
 def _operator_rows(operators: Sequence[tuple[HostEvents, Timeline]]) -> tuple[OperatorRow, ...]:
@@ -328,7 +327,7 @@ def _gpu(evidence: CaptureEvidence, sources: Sequence[SourceRow]) -> GpuTotals:
     tables = [table for t in timelines for table in (t.kernels, t.graphs, t.copies)]
     seen = any(t.has_gpu_work for t in timelines)
     return GpuTotals(
-        name=", ".join(dict.fromkeys(d.name for d in devices)) or None,
+        name=evidence.gpu_name,
         devices=devices,
         devices_used=tuple(sorted({int(d) for table in tables for d in distinct(table.device) if d >= 0})),
         kernel_count=sum(s.kernel_count for s in sources),

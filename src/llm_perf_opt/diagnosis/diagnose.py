@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.diagnosis.cause import Cause, load_causes
 from llm_perf_opt.diagnosis.claim import Claim, Finding
-from llm_perf_opt.diagnosis.program import Program
+from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.scope import Scope
 from llm_perf_opt.diagnosis.words import capitalized, fill
 
@@ -13,6 +14,8 @@ from llm_perf_opt.diagnosis.words import capitalized, fill
 MIN_LISTED = 0.01
 # A claim that is left with less than this part of what it wanted is another claim's.
 MIN_LEFT = 0.3
+# Where it is left with less than this, its evidence says so.
+MOSTLY_GRANTED = 0.95
 # A guess counts half, and so does work of the GPU of which nobody knows how much must remain.
 LOW_WEIGHT, WORK_WEIGHT = 0.5, 0.5
 # A capture of so few kernels, of which start-up takes this part, has no steady state to judge.
@@ -132,7 +135,7 @@ def _finding(granted: _Granted, program: Program) -> Finding | None:
     saved = None if floor is None else max(0, stake - floor)
     if not claim.is_timeless and (stake if saved is None else saved) < MIN_LISTED * wall:
         return None
-    traits = program.traits | claim.traits | scope.already | {scope.kind, scope.place}
+    traits = frozenset(program.traits) | claim.traits | scope.already | {scope.kind, scope.place}
     advice = cause.advise(traits)
     values = {"place": scope.place, "each": scope.each, "wall": wall, "stake": granted.granted_ns, **claim.values}
     values["share"] = granted.granted_ns / max(wall, 1)
@@ -140,6 +143,9 @@ def _finding(granted: _Granted, program: Program) -> Finding | None:
     gain = _gain(granted, saved)
     caveat = cause.caveats[claim.caveat] if claim.caveat is not None else None
     evidence = [(fill(cause.evidence[fact.key], {**values, **fact.values}), fact.source) for fact in claim.evidence]
+    if not claim.is_timeless and granted.granted_ns < MOSTLY_GRANTED * granted.wanted_ns:
+        others = format_ms((granted.wanted_ns - granted.granted_ns) / 1e6)
+        evidence.append((f"{others} of this time belong to findings that say more of it", None))
     if scope.evidence is not None and scope.evidence.processes > 1:
         evidence.append((f"times are sums over {scope.evidence.processes} processes, not time that went by", None))
     return Finding(

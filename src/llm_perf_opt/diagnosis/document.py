@@ -19,6 +19,7 @@ from llm_perf_opt.capture.shapes import ShapesAnalysis
 from llm_perf_opt.capture.streams import StreamReport
 from llm_perf_opt.capture.timeline import CapturedGpu
 from llm_perf_opt.diagnosis.claim import Finding
+from llm_perf_opt.diagnosis.device_time import KernelTime
 from llm_perf_opt.diagnosis.gaps.edges import HostEdge
 from llm_perf_opt.diagnosis.gaps.host_alone import HostAlone
 from llm_perf_opt.diagnosis.gaps.report import IdleReport
@@ -27,18 +28,6 @@ from llm_perf_opt.diagnosis.ledger import Cell
 VerdictKind = Literal[
     "finding", "one_time", "healthy", "largest_cell", "not_recorded", "no_gpu_work", "nothing_measured"
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelShare:
-    """One kernel of a scope; `own_ns` counts each moment of the GPU once."""
-
-    name: str
-    short_name: str
-    kernel_class: str
-    count: int
-    time_ns: int
-    own_ns: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +43,12 @@ class ScopeRecord:
     processes: int
     source: str
     cells: tuple[Cell, ...]
-    kernels: tuple[KernelShare, ...]
+    kernels: tuple[KernelTime, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProgramRecord:
-    """What is known about the program observed; `traits` are what advice was chosen by."""
+class Program:
+    """What is known about the program observed; `traits` are what advice asks for: `torch`, `training`, `vLLM`, …"""
 
     framework: str
     engine: str | None
@@ -68,6 +57,9 @@ class ProgramRecord:
     ranks_given: int
     traits: tuple[str, ...]
 
+    def has(self, *traits: str) -> bool:
+        return set(traits) <= set(self.traits)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
@@ -75,7 +67,8 @@ class Coverage:
 
     `lost_launches` are launch calls without GPU work in the captures; `gpu_was_traced`: the profiler recorded GPU
     activity, so a capture without any is of a window in which nothing ran. `counted_kernels` were recorded with
-    hardware counters and without times. Of a run without a capture nothing is `recorded` and nothing `missing`.
+    hardware counters and without times. `kept_share` is the part of what ran that a thinned out capture still holds.
+    Of a run without a capture nothing is `recorded` and nothing `missing`.
     """
 
     recorded: tuple[str, ...]
@@ -84,6 +77,7 @@ class Coverage:
     lost_launches: int = 0
     gpu_was_traced: bool = False
     counted_kernels: int = 0
+    kept_share: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +100,7 @@ class Diagnosis:
 
     schema_version: Literal[1] = 1
     verdict: Verdict
-    program: ProgramRecord
+    program: Program
     scopes: tuple[ScopeRecord, ...]
     claims: tuple[Finding, ...]
     coverage: Coverage

@@ -28,7 +28,7 @@ from llm_perf_opt.capture.rows import PUSH_POP, CopyRow, Idle, KernelRow, RangeR
 from llm_perf_opt.capture.shapes import ShapesAnalysis, least_fused_ns
 from llm_perf_opt.capture.streams import StreamReport, report_streams
 from llm_perf_opt.capture.tables import idle_of, range_rows, sum_idle
-from llm_perf_opt.capture.timeline import Timeline, distinct
+from llm_perf_opt.capture.timeline import Timeline, distinct, gpu_names
 from llm_perf_opt.diagnosis.device_time import DeviceTime
 from llm_perf_opt.diagnosis.gaps.edges import HostEdge, find_edges
 from llm_perf_opt.diagnosis.gaps.report import IdleReport, judge_by_ranges, report_idle
@@ -281,8 +281,7 @@ class CaptureEvidence:
 
     @property
     def gpu_name(self) -> str | None:
-        devices = dict.fromkeys(d.name for t in self.timelines for d in t.devices)
-        return ", ".join(devices) or None
+        return gpu_names(self.timelines)
 
     @property
     def has_graphs(self) -> bool:
@@ -310,14 +309,14 @@ class CaptureEvidence:
 
 def hardware_of(timelines: Sequence[Timeline]) -> "HardwareSection | None":
     """The catalogue's entry of the GPU, where captures name one."""
-    devices = dict.fromkeys(device.name for t in timelines for device in t.devices)
-    if not devices:
+    named = gpu_names(timelines)
+    if named is None:
         return None
     # Here, for most captures need no catalogue, nor the configuration it is checked by.
     from llm_perf_opt.config.paths import conf_dir
     from llm_perf_opt.model.hardware.hardware import find_by_device_name, load_catalogue
 
-    return find_by_device_name(load_catalogue(conf_dir() / "hardware"), ", ".join(devices))
+    return find_by_device_name(load_catalogue(conf_dir() / "hardware"), named)
 
 
 def replays_graphs(row: RangeRow) -> bool:

@@ -32,10 +32,11 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True)
 class Unknown:
-    """No figure: why, and what to switch on to get it."""
+    """No figure: why, and what to switch on to get it; `brief` where the whole reason is said already."""
 
     reason: str
     enable: str | None = None
+    brief: str | None = None
 
     @property
     def text(self) -> str:

@@ -12,26 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from llm_perf_opt.diagnosis.document import ProgramRecord
+from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence
 from llm_perf_opt.diagnosis.facts import RunFacts
 
 OTHER = "other"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Program:
-    """`traits` are what advice asks for: `torch`, `training`, `compiled`, `graphs`, `engine`, `vLLM`, …"""
-
-    framework: str
-    engine: str | None
-    gpu_name: str | None
-    world_size: int
-    ranks_given: int
-    traits: frozenset[str]
-
-    def has(self, *traits: str) -> bool:
-        return self.traits.issuperset(traits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +54,7 @@ def program_of(evidence: CaptureEvidence) -> Program:
         gpu_name=evidence.gpu_name,
         world_size=evidence.world_size,
         ranks_given=len(evidence.timelines),
-        traits=frozenset(_traits(evidence, names, framework, engine)),
+        traits=tuple(sorted(set(_traits(evidence, names, framework, engine)))),
     )
 
 
@@ -122,28 +107,16 @@ def _traits(evidence: CaptureEvidence, names: _Names, framework: str, engine: st
     return [*found, *(trait for trait, is_true in known.items() if is_true)]
 
 
-def program_of_record(record: ProgramRecord) -> Program:
-    """As an earlier analysis wrote it down."""
-    return Program(
-        framework=record.framework,
-        engine=record.engine,
-        gpu_name=record.gpu_name,
-        world_size=record.world_size,
-        ranks_given=record.ranks_given,
-        traits=frozenset(record.traits),
-    )
-
-
 def program_of_run(facts: RunFacts, captured: Program | None) -> Program:
     """Our own loop: torch, inference; with what the capture showed where there is one."""
     traits = {"torch", "inference", "attention", "decoder", "own_loop", "cpu" if facts.is_cpu else "gpu"}
     if captured is not None:
-        traits |= captured.traits - {OTHER, "training"}
+        traits |= set(captured.traits) - {OTHER, "training"}
     return Program(
         framework="torch",
         engine=None,
         gpu_name=captured.gpu_name if captured is not None else None,
         world_size=captured.world_size if captured is not None else 1,
         ranks_given=captured.ranks_given if captured is not None else 1,
-        traits=frozenset(traits),
+        traits=tuple(sorted(traits)),
     )

@@ -13,7 +13,7 @@ from llm_perf_opt.diagnosis.document import CaptureAnalysis, Coverage, Diagnosis
 from llm_perf_opt.diagnosis.facts import GpuFacts, Known, RunFacts
 from llm_perf_opt.diagnosis.host_scope import program_scope
 from llm_perf_opt.diagnosis.ledger import Cell, Ledger, balanced
-from llm_perf_opt.diagnosis.program import program_of_record, program_of_run
+from llm_perf_opt.diagnosis.program import program_of_run
 from llm_perf_opt.diagnosis.scope import Scope, phase_scope
 from llm_perf_opt.diagnosis.verdict import diagnosis_of
 
@@ -38,7 +38,7 @@ def diagnose_run(
     if otherwise is not None and not _saw_gpu(captured):
         captured = otherwise
     known = None if captured is None or captured.diagnosis is UNSET else captured.diagnosis
-    program = program_of_run(facts, None if known is None else program_of_record(known.program))
+    program = program_of_run(facts, None if known is None else known.program)
     scopes = run_scopes(facts)
     findings = judge(scopes, program)
     more = () if captured is None else tuple(f for f in captured.findings if not is_covered(f, facts))

@@ -49,7 +49,6 @@ FEW_GAPS = 10
 INNERMOST = ("runtime call", "operator", "system call", "kernel")
 # Functions of C as torch's profiler writes them.
 _BUILT_IN = re.compile(r"^<built-in (?:function|method) (\w+).*>$")
-_NOT_LETTERS = re.compile(r"[^a-z]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,40 +228,21 @@ def _copies(rows: Sequence[CopyRow], alone_ns: int) -> list[Cell]:
     """The time in which copies and no kernel ran, by the time of each kind."""
     time: dict[str, float] = {}
     for row in rows:
-        key = copy_kind(row.kind)
-        time[key] = time.get(key, 0.0) + row.total_ns
+        time[row.way] = time.get(row.way, 0.0) + row.total_ns
     parts = fitted(time, alone_ns) or {"other": alone_ns}
     return [Cell(id=f"{cells.COPY}.{key}", time_ns=time_ns) for key, time_ns in parts.items()]
-
-
-def copy_kind(kind: str) -> str:
-    """A copy's kind as every profiler writes it, as the last part of a cell's id."""
-    text = _NOT_LETTERS.sub("", kind.lower())
-    if "unified" in text or "migration" in text:
-        return "page_migration"
-    if "set" in text and "to" not in text:
-        return "set"
-    if "peer" in text or "ptop" in text:
-        return "peer"
-    way = next((key for key, words in _WAYS.items() if any(word in text for word in words)), "other")
-    memory = next((word for word in ("pageable", "pinned") if word in text), None)
-    return f"{way}.{memory}" if memory and way in ("h2d", "d2h") else way
-
-
-_WAYS = {"h2d": ("hosttodevice", "htod"), "d2h": ("devicetohost", "dtoh"), "d2d": ("devicetodevice", "dtod")}
 
 
 def _idle(evidence: CaptureEvidence, idle: Idle) -> list[Cell]:
     gaps = evidence.report.gaps
     late = min(gaps.held_ns, idle.between_kernels_ns - idle.starting_ns)
     long = _long(gaps.reasons, idle.long_gaps_ns)
-    launching_ns = idle.waiting_for_host_ns - idle.long_gaps_ns + idle.starting_ns
     # The short gaps of a flush are its own, not the launches' that follow it.
     flushes = evidence.report.flushes
     in_long = sum(cell.time_ns for cell in long if cell.id == cells.ALLOCATION)
-    flushed_ns = 0 if flushes is None else min(launching_ns, max(0, flushes.gpu_idle_ns - in_long))
+    flushed_ns = 0 if flushes is None else min(idle.launching_ns, max(0, flushes.gpu_idle_ns - in_long))
     found = [
-        Cell(id=cells.LAUNCH, time_ns=launching_ns - flushed_ns, count=gaps.short_count),
+        Cell(id=cells.LAUNCH, time_ns=idle.launching_ns - flushed_ns, count=gaps.short_count),
         Cell(id=cells.ALLOCATION, time_ns=flushed_ns, count=0 if flushes is None else flushes.flushes),
         Cell(id=cells.SYNC, time_ns=idle.sync_ns - idle.held_ns),
         Cell(id=cells.HELD_SYNC, time_ns=idle.held_ns),

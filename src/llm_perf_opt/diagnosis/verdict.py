@@ -8,15 +8,13 @@ from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.document import (
     Coverage,
     Diagnosis,
-    KernelShare,
-    ProgramRecord,
+    Program,
     ScopeRecord,
     Verdict,
     VerdictKind,
 )
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, runs_on
 from llm_perf_opt.diagnosis.ledger import COMMUNICATION, COMPUTE, NOT_RECORDED, Cell
-from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope
 from llm_perf_opt.diagnosis.waterfall import ENABLE_CLEAN
 
@@ -29,8 +27,9 @@ BUSY = 0.9
 # A range so much longer than the time from the first GPU work to the last is what the program makes wait.
 AROUND = 1.05
 KERNELS_KEPT = 20
-# Scopes that are not called by their own name in a sentence.
-PLACES = {"capture": "the capture", "steady": "the steady state", "program": "the program", "request": "a request"}
+# The scopes of captures, and others that are not called by their own name in a sentence.
+WHOLE = {"capture": "the capture", "steady": "the steady state"}
+PLACES = {**WHOLE, "program": "the program", "request": "a request"}
 NOTHING_MEASURED = f"Nothing was timed, and no capture was recorded: enable {ENABLE_CLEAN}."
 RECORD = {
     "torch_trace": "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`",
@@ -94,14 +93,7 @@ def diagnosis_of(
     """One document of findings, ledgers and what is known of the program."""
     return Diagnosis(
         verdict=verdict_of(findings, scopes, program, coverage),
-        program=ProgramRecord(
-            framework=program.framework,
-            engine=program.engine,
-            gpu_name=program.gpu_name,
-            world_size=program.world_size,
-            ranks_given=program.ranks_given,
-            traits=tuple(sorted(program.traits)),
-        ),
+        program=program,
         scopes=tuple({scope.id: _record(scope) for scope in scopes}.values()),
         claims=tuple(findings),
         coverage=coverage,
@@ -119,17 +111,7 @@ def _record(scope: Scope) -> ScopeRecord:
         processes=1 if scope.evidence is None else max(scope.evidence.processes, 1),
         source=scope.source,
         cells=tuple(sorted(scope.ledger.cells, key=lambda cell: (-cell.time_ns, cell.id))),
-        kernels=tuple(
-            KernelShare(
-                name=kernel.name,
-                short_name=kernel.short_name,
-                kernel_class=kernel.kernel_class,
-                count=kernel.count,
-                time_ns=kernel.time_ns,
-                own_ns=kernel.own_ns,
-            )
-            for kernel in scope.kernels[:KERNELS_KEPT]
-        ),
+        kernels=scope.kernels[:KERNELS_KEPT],
     )
 
 
@@ -149,11 +131,19 @@ def verdict_of(findings: Sequence[Finding], scopes: Sequence[Scope], program: Pr
     about = next((scope for scope in judged if scope.id == first.scope), None)
     return Verdict(
         kind="one_time" if first.is_one_time else "not_recorded" if first.rule == "not_recorded" else "finding",
-        text=promise(first),
+        text=_thinned(coverage) + promise(first),
         rule=first.rule,
         hottest_kernel=_hottest(about) or _hottest(last),
         scope=first.scope,
     )
+
+
+def _thinned(coverage: Coverage) -> str:
+    """What to know first of a capture from which events were taken out."""
+    if coverage.kept_share is None:
+        return ""
+    kept = format_percent(coverage.kept_share)
+    return f"The capture holds {kept} of what ran: idle time may be work that was taken out of it. "
 
 
 def _hottest(scope: Scope | None) -> str | None:
@@ -302,4 +292,5 @@ def coverage_of(evidence: CaptureEvidence, scopes: Sequence[Scope], *, counted: 
         recorded=tuple(name for name, is_there in has.items() if is_there),
         missing=tuple(name for name, is_there in has.items() if not is_there),
         unrecorded_share=share,
+        kept_share=evidence.kept_share,
     )

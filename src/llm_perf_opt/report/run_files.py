@@ -319,7 +319,8 @@ class _Reader:
             stage = self._manifest.stage(name)
             if stage is not None and stage.status != "ok":
                 # Its own reason says what to do; to enable it again would not help.
-                return Unknown(reason=f"stage {name} {stage.status}: {stage.reason}")
+                state = f"stage {name} {stage.status}"
+                return Unknown(reason=f"{state}: {stage.reason}", brief=state if stage.status == "failed" else None)
             if stage is not None:
                 return Unknown(reason=f"stage {name} wrote no such file")
         return Unknown(reason=f"stage {stages[0]} was not run", enable=self._remedy(stages[0]))

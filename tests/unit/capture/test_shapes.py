@@ -219,4 +219,5 @@ def test_products_far_from_the_roof_are_a_finding(
         assert finding["confidence"] == "low"
         # All sizes fit the units that multiply.
         assert "pad" not in finding["remedy"]
-        assert finding["max_gain"] == pytest.approx(7.2, abs=0.1)
+        # Two thirds of the peak, which good kernels reach, remain: not all that a data sheet promises.
+        assert finding["max_gain"] == pytest.approx(4.8, abs=0.1)

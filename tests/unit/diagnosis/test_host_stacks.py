@@ -7,16 +7,16 @@ import pytest
 from llm_perf_opt.core.documents import HostDocument, HostGil, HostRow
 from llm_perf_opt.diagnosis.cause import load_causes
 from llm_perf_opt.diagnosis.diagnose import judge
+from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.facts import HostFacts, Known, Unknown
 from llm_perf_opt.diagnosis.host.owners import busiest, host_rows, place_of
 from llm_perf_opt.diagnosis.host.stacks import Frame, Stack, of_program, read_stacks
 from llm_perf_opt.diagnosis.host_scope import program_scope
-from llm_perf_opt.diagnosis.program import Program
 
 LIB = "/usr/lib/python3.11"
 SITE = f"{LIB}/site-packages"
 MAIN = Frame(function="<module>", file="/home/slow.py", line=30)
-PLAIN = Program(framework="other", engine=None, gpu_name=None, world_size=1, ranks_given=1, traits=frozenset())
+PLAIN = Program(framework="other", engine=None, gpu_name=None, world_size=1, ranks_given=1, traits=())
 
 
 def stack(*frames: Frame, samples: int = 1, process: int = 7, thread: str = "MainThread") -> Stack:

@@ -216,3 +216,25 @@ def test_a_launching_thread_that_waits_for_the_interpreter_is_gil_contention(tmp
     assert claim.evidence[0] == "11 waits for the GIL take 49.50 ms; no kernel runs for 49.50 ms of it"
     assert claim.evidence[1].startswith("held meanwhile for 49.50 ms by thread (")
     assert "into a process" in claim.remedy
+
+
+@pytest.mark.parametrize("name", ["aten::cudnn_convolution", "my_pipeline"])
+def test_operators_that_are_slow_to_launch_are_no_work_to_overlap(tmp_path: Path, name: str) -> None:
+    """Thirty calls of 2 ms, each of which launches one kernel of 0.5 ms at its end."""
+    events: list[str] = []
+    for i in range(30):
+        at = 2_000 * i
+        events.append(event("cpu_op", name, f"{at}", "1990"))
+        events.append(event("cuda_runtime", "cudaLaunchKernel", f"{at + 1900}", "10", correlation=i + 1))
+        lane = {"pid": 0, "tid": 7, "device": 0, "correlation": i + 1}
+        events.append(event("kernel", "gemm", f"{at + 1950}", "500", **lane))
+    claim = claim_of(_torch(events, tmp_path), "host_work")
+    is_operator = name.startswith("aten::")
+    assert claim.title.startswith("CPU time of operators before their launches") == is_operator
+    assert (claim.hint == "Fewer operators to launch") == is_operator
+
+
+def test_evidence_says_what_of_its_time_another_finding_claims() -> None:
+    """Most of the start-up of this capture lies between page migrations, which say more of it."""
+    claim = claim_of(_planted("wild3/s02_managed_softmax_t4.sqlite.xz"), "compilation")
+    assert any(text.endswith("of this time belong to findings that say more of it") for text in claim.evidence)

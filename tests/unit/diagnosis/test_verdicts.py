@@ -68,6 +68,11 @@ def test_a_trace_that_was_thinned_out_promises_nothing(tmp_path: Path) -> None:
     (finding,) = analysis.findings
     assert (finding.rule, finding.confidence, finding.max_gain) == ("late_starts", "low", None)
     assert finding.caveat is not None and "of what ran; the rest may have run" in finding.caveat
+    said = diagnosis_of(analysis)
+    assert said.coverage.kept_share == pytest.approx(0.02, abs=0.001)
+    assert (
+        said.verdict.text.startswith("The capture holds 2.0") and "may be work that was taken out" in said.verdict.text
+    )
     assert analysis.notes[0] == (
         "t.json: the trace holds 2.0% of the operators that ran (the profiler numbers them): events were taken out "
         "of it after the recording, and work that is missing looks like idle time"

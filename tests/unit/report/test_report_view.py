@@ -10,7 +10,7 @@ from llm_perf_opt.core.documents import Deployment
 from llm_perf_opt.core.manifest import read_manifest, write_manifest
 from llm_perf_opt.core.records import CommandRecord, CommandStep, Metric, Spread
 from llm_perf_opt.diagnosis.claim import Finding
-from llm_perf_opt.diagnosis.document import Coverage, Diagnosis, ProgramRecord, ScopeRecord, Verdict
+from llm_perf_opt.diagnosis.document import Coverage, Diagnosis, Program, ScopeRecord, Verdict
 from llm_perf_opt.diagnosis.facts import RunFacts, Unknown
 from llm_perf_opt.diagnosis.ledger import Cell
 from llm_perf_opt.diagnosis.run import diagnose_run
@@ -273,9 +273,7 @@ def test_a_capture_is_called_by_its_file_and_its_bar_is_the_ledger_of_the_steady
     steady = scope("steady", 8_000_000, gpu__compute__GEMM=4_000_000, idle__launch=3_000_000, gpu__copy__h2d=1_000_000)
     diagnosis = Diagnosis(
         verdict=Verdict(kind="largest_cell", text="GPU busy 50.0 % of the steady state."),
-        program=ProgramRecord(
-            framework="torch", engine=None, gpu_name=None, world_size=1, ranks_given=1, traits=("torch",)
-        ),
+        program=Program(framework="torch", engine=None, gpu_name=None, world_size=1, ranks_given=1, traits=("torch",)),
         scopes=(whole, replace(steady, place="the steady state")),
         claims=(),
         coverage=Coverage(recorded=("kernels",), missing=("python frames",), unrecorded_share=0.25, lost_launches=3),

@@ -4,12 +4,14 @@ import re
 
 from llm_perf_opt.capture.shapes import ShapeRow
 from llm_perf_opt.diagnosis.claim import Claim, Fact
+from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.ledger import COMPUTE
-from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
 # Good kernels of large shapes reach two thirds of the data sheet: what is under this share of it is far from it.
 FAR_PCT, MIN_FAR_SHARE, SHOWN = 50.0, 0.2, 4
+# The lower bound: what good kernels reach, not what a data sheet says.
+REACHED = 2 / 3
 # Calls shorter than this are too small to fill a large GPU.
 SMALL_CALL_NS = 20_000
 # Dimensions that are multiples of this fit the units that multiply 16-bit numbers.
@@ -48,7 +50,7 @@ def judge(scope: Scope, _: Program) -> Claim | None:
     return Claim(
         values={"kinds": kinds, "reached": 100 * least / spent, "kernel_share": spent / total},
         cells=cells,
-        floor_ns=round(sum(cells.values()) * least / spent),
+        floor_ns=round(sum(cells.values()) * min(1.0, least / REACHED / spent)),
         floor="peak",
         evidence=(
             Fact(

@@ -1,5 +1,6 @@
 """Causes whose cells are all the evidence: the time in them, and what the host was in."""
 
+import re
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.diagnosis.claim import CERTAIN_INSTANCES, Claim, Confidence, Fact, confidence_of
@@ -9,6 +10,8 @@ if TYPE_CHECKING:
     from llm_perf_opt.diagnosis.cause import Cause
 
 SHOWN = 4
+# Operators of frameworks, which launch kernels; so many gaps in one are what every call of it costs.
+OPERATOR, RECURS = re.compile(r"^(aten|npu|torchvision|vllm|flash_attn|_C\w*)::"), 10
 
 
 def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
@@ -19,10 +22,12 @@ def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
         return None
     named = sorted((cell for cell in cells if cell.owner), key=lambda cell: -cell.time_ns)
     told = sum(cell.time_ns for cell in named)
+    launching = sum(cell.time_ns for cell in named if cell.count >= RECURS and OPERATOR.match(cell.owner[0]))
+    in_operators = "operators" in cause.titles and 2 * launching >= total
     floor, floor_ns = _floor(cause, total, scope.wall_ns)
     gaps = sum(cell.count for cell in cells)
     return Claim(
-        title="named" if named and "named" in cause.titles else "title",
+        title="operators" if in_operators else "named" if named and "named" in cause.titles else "title",
         values={"owner": " ← ".join(named[0].owner) if named else "", "gaps": gaps, "time": total},
         cells=scope.ledger.by_id(*cause.cells),
         floor_ns=floor_ns,
@@ -43,6 +48,7 @@ def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
         ),
         # Many gaps with a reason each are not one reason that recurs.
         confidence=_confidence(max(cell.count for cell in named or cells), told / total),
+        traits=frozenset({"operators"} if in_operators else ()),
         is_one_time=cause.is_one_time,
     )
 

@@ -2,9 +2,9 @@
 
 from llm_perf_opt.diagnosis.causes.exposed_memcpy import kinds_of_copies
 from llm_perf_opt.diagnosis.claim import Claim, Fact, confidence_of
+from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.ledger import COPY
-from llm_perf_opt.diagnosis.program import Program
-from llm_perf_opt.diagnosis.scope import Scope, copy_kind
+from llm_perf_opt.diagnosis.scope import Scope
 
 KINDS, PEER = ("d2d", "set", "peer"), f"{COPY}.peer"
 
@@ -13,7 +13,7 @@ def judge(scope: Scope, _: Program) -> Claim | None:
     if scope.evidence is None:
         return None
     cells = scope.ledger.by_id(*(f"{COPY}.{kind}" for kind in KINDS))
-    rows = [row for row in scope.evidence.copies if copy_kind(row.kind) in KINDS]
+    rows = [row for row in scope.evidence.copies if row.way in KINDS]
     total = sum(cells.values())
     is_peer = 2 * cells.get(PEER, 0) > total
     return Claim(

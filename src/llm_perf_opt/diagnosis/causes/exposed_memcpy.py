@@ -5,10 +5,10 @@ import re
 from llm_perf_opt.capture.rows import CopyRow
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.diagnosis.claim import Claim, Fact, confidence_of
+from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence
 from llm_perf_opt.diagnosis.ledger import COPY
-from llm_perf_opt.diagnosis.program import Program
-from llm_perf_opt.diagnosis.scope import Scope, copy_kind
+from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_PHASE_SHARE = 0.1
 CROSSING = ("h2d", "d2h", "other")
@@ -45,7 +45,7 @@ def _of_capture(scope: Scope, evidence: CaptureEvidence, cells: dict[str, int]) 
     # Of a capture whose steady state is judged apart, only what it loads before its first kernel is left to say.
     if scope.kind == "capture" and not is_loading:
         return None
-    rows = [row for row in evidence.copies if copy_kind(row.kind).split(".")[0] in CROSSING]
+    rows = [row for row in evidence.copies if row.way.split(".")[0] in CROSSING]
     rows.sort(key=lambda row: -row.total_ns)
     most = max(cells, key=lambda cell: (cells[cell], cell)).split(".")
     kind = NAMES[most[2]] + (f" ({most[3]})" if len(most) > 3 else "")
@@ -120,7 +120,7 @@ def _slow(rows: list[CopyRow]) -> tuple[Fact, ...]:
         if row.bytes_per_s is None or row.size_bytes is None:
             continue
         if row.size_bytes >= LARGE_COPY_BYTES * row.instances and row.bytes_per_s < SLOW_SHARE * PCIE3_BYTES_PER_S:
-            why = ": pageable host memory copies this slowly" if "pageable" in row.kind.lower() else ": check the link"
+            why = ": pageable host memory copies this slowly" if row.way.endswith("pageable") else ": check the link"
             return (
                 Fact(
                     key="slow",

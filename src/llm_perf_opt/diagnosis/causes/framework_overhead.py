@@ -1,9 +1,9 @@
 """A phase on a CPU that spends much of its time between operators, a little after each."""
 
 from llm_perf_opt.diagnosis.claim import Claim, Fact
+from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.facts import Known
 from llm_perf_opt.diagnosis.ledger import OUTSIDE
-from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
 # Starting an operator from Python takes some ten microseconds; under the profiler and on a slow machine ten times that.
@@ -20,7 +20,7 @@ def does_something_else(scope: Scope) -> bool:
     return between is not None and between > MOST_DISPATCH_MS
 
 
-def claim_outside(scope: Scope, *, has_floor: bool) -> Claim | None:
+def claim_outside(scope: Scope, *, has_floor: bool, also: tuple[Fact, ...] = ()) -> Claim | None:
     """All time outside operators."""
     phase = scope.phase
     if phase is None or not isinstance(phase.operators, Known) or not isinstance(phase.wall, Known):
@@ -32,6 +32,7 @@ def claim_outside(scope: Scope, *, has_floor: bool) -> Claim | None:
         evidence=(
             Fact(key="inside", values={"how": phase.operators.how}, source=phase.operators.source),
             Fact(key="wall", values={"how": phase.wall.how}, source=phase.wall.source),
+            *also,
         ),
         caveat="approximate",
     )

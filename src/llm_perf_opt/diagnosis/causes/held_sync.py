@@ -1,8 +1,8 @@
 """The host waits for work that was launched and does not start."""
 
 from llm_perf_opt.diagnosis.claim import CERTAIN_INSTANCES, Claim, Fact, Value
+from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.ledger import HELD_SYNC
-from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
 SHOWN = 3

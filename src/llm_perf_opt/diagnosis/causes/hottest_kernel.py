@@ -4,7 +4,7 @@ import re
 
 from llm_perf_opt.capture.launch_shapes import HottestKernel
 from llm_perf_opt.diagnosis.claim import Claim, Fact
-from llm_perf_opt.diagnosis.program import Program
+from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_SHARE = 0.5
@@ -35,9 +35,12 @@ def judge(scope: Scope, _: Program) -> Claim | None:
         facts.append(Fact(key="limit", values={"limit": hottest.limit, "how": hottest.how or ""}))
     if ncu is not None and ncu.roof_pct is not None:
         facts.append(Fact(key="ncu", values={"bound": ncu.bound, "roof": ncu.roof_pct}))
+    limit = hottest.limit if hottest is not None else None
     return Claim(
+        title="title" if limit is None else "limited",
         values={
             "kernel": top.short_name,
+            "limit": limit or "",
             "kernel_share": top.time_ns / scope.kernel_ns,
             "name": re.split(r"\W", top.short_name.removeprefix("void "))[0],
         },

@@ -2,8 +2,8 @@
 
 from llm_perf_opt.capture.ranks.analysis import RankRow
 from llm_perf_opt.diagnosis.claim import CERTAIN_INSTANCES, Claim, Fact
+from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.ledger import COMMUNICATION
-from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
 SHOWN = 8

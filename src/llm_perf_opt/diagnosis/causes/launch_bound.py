@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from llm_perf_opt.capture.rows import Idle, RangeRow
+from llm_perf_opt.capture.rows import RangeRow
 from llm_perf_opt.diagnosis.claim import Claim, Fact, confidence_of
+from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, replays_graphs, runs_on
 from llm_perf_opt.diagnosis.facts import GRAPHS, GpuFacts, Known
 from llm_perf_opt.diagnosis.gaps.verdict import allocates
 from llm_perf_opt.diagnosis.gaps.waits import WaitRow
 from llm_perf_opt.diagnosis.ledger import LAUNCH
-from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_IDLE_SHARE, MIN_LAUNCH_SHARE, MIN_KERNELS = 0.5, 0.5, 20
@@ -137,15 +137,11 @@ def _range_facts(row: RangeRow) -> tuple[Fact, Fact]:
     return Fact(key="range", values=of_range), Fact(key="each", values=of_kernel)
 
 
-def _launching(idle: Idle) -> int:
-    return idle.waiting_for_host_ns - idle.long_gaps_ns + idle.starting_ns
-
-
 def _launching_ns(row: RangeRow) -> int:
     """Of all instances, as the typical one is: the first ones carry costs of their own."""
     if row.idle is None or row.typical.idle is None:
         return 0
-    return min(row.instances * _launching(row.typical.idle), _launching(row.idle))
+    return min(row.instances * row.typical.idle.launching_ns, row.idle.launching_ns)
 
 
 def _is_bound(row: RangeRow) -> bool:
@@ -155,7 +151,7 @@ def _is_bound(row: RangeRow) -> bool:
     if runs_on(row):
         return False
     waits = one.gpu_idle_ns >= MIN_IDLE_SHARE * one.wall_ns
-    return waits and _launching(one.idle) >= MIN_LAUNCH_SHARE * one.gpu_idle_ns
+    return waits and one.idle.launching_ns >= MIN_LAUNCH_SHARE * one.gpu_idle_ns
 
 
 def _waits_between(evidence: CaptureEvidence, launch_ns: int) -> Sequence[WaitRow]:

@@ -5,10 +5,10 @@ import numpy as np
 from llm_perf_opt.capture.intervals import union
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.diagnosis.claim import Claim, Fact, confidence_of
+from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence
 from llm_perf_opt.diagnosis.ledger import COPY
-from llm_perf_opt.diagnosis.program import Program
-from llm_perf_opt.diagnosis.scope import Scope, copy_kind
+from llm_perf_opt.diagnosis.scope import Scope
 
 CELL = f"{COPY}.page_migration"
 SHOWN = 3
@@ -22,7 +22,7 @@ AROUND = ("idle.unrecorded_host", "idle.launch", "idle.sync", "idle.startup.firs
 def judge(scope: Scope, _: Program) -> Claim | None:
     if scope.evidence is None:
         return None
-    rows = [row for row in scope.evidence.copies if copy_kind(row.kind) == "page_migration"]
+    rows = [row for row in scope.evidence.copies if row.way == "page_migration"]
     if not rows:
         return None
     recorded = scope.ledger.ns(CELL)

@@ -1,8 +1,8 @@
 """What passes before the model gets its input."""
 
 from llm_perf_opt.diagnosis.claim import CERTAIN_INSTANCES, Claim, Fact
+from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.facts import Known
-from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
 CELL = "host.prepare"

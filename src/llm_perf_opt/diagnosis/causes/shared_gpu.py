@@ -1,8 +1,8 @@
 """Another process uses the GPU in turns: kernels stretched, and queued work held, by one and the same length."""
 
 from llm_perf_opt.diagnosis.claim import CERTAIN_INSTANCES, Claim, Fact
+from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.ledger import COMPUTE, HELD_SYNC, LATE_STARTS, SYNC, fitted
-from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_SHARE = 0.03

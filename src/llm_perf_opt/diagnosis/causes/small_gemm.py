@@ -2,7 +2,7 @@
 
 from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.device_time import KernelTime
-from llm_perf_opt.diagnosis.program import Program
+from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_SHARE, SHORT_NS, SHOWN = 0.1, 10_000, 3

@@ -1,8 +1,8 @@
 """The host waits in a synchronization, and the GPU has nothing to do meanwhile."""
 
 from llm_perf_opt.diagnosis.claim import Claim, Fact, confidence_of
+from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.ledger import SYNC
-from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_PHASE_SHARE = 0.1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.capture.idle import IdleMap
+from llm_perf_opt.capture.idle import IdleMap, idle_in
 from llm_perf_opt.capture.intervals import Flags, Intervals, Ints, innermost, nest, union
 from llm_perf_opt.capture.timeline import Calls, HostEvents, Timeline, distinct, join
 from llm_perf_opt.diagnosis.gaps.verdict import HostCost, codes_of, flags_of, readable
@@ -136,7 +136,7 @@ def start_up_rows(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap], Star
         for (cost, name, recurs), same in groups.items():
             index = np.array(same)
             start, end = found.start_ns[index], found.end_ns[index]
-            idle_ns = _idle_in(timeline, maps, found.thread[index], start, end)
+            idle_ns = idle_in(timeline, maps, found.thread[index], start, end)
             longest = int(index[np.argmax(end - start)])
             rows.append(
                 StartUpRow(
@@ -276,7 +276,7 @@ def _calls(timeline: Timeline, maps: Mapping[int, IdleMap], apart: Flags) -> lis
     picked = picked[(calls.name[picked] >= 0) & ~apart[picked]]
     if not len(picked):
         return []
-    idle_ns = _idle_in(timeline, maps, calls.thread[picked], calls.start_ns[picked], calls.end_ns[picked])
+    idle_ns = idle_in(timeline, maps, calls.thread[picked], calls.start_ns[picked], calls.end_ns[picked])
     idle = idle_ns / np.maximum(length[picked], 1)
     frees, allocates = set(codes_of(names, "frees_device")), set(codes_of(names, "allocates"))
     never = set(codes_of(names, "copies_or_sets")) | set(codes_of(names, "waits_for_gpu"))
@@ -398,17 +398,6 @@ class _Usual:
             first[self._work.name[order][::-1]] = order[::-1]
             self._new = set(self._work.call[first[first >= 0]].tolist())
         return index in self._new
-
-
-def _idle_in(timeline: Timeline, maps: Mapping[int, IdleMap], thread: Ints, start: Ints, end: Ints) -> Ints:
-    """The part of each time of a thread in which its process has no kernel running."""
-    found = end - start
-    process = timeline.thread_process[thread]
-    for owner in distinct(process).tolist():
-        mine = process == owner
-        busy = maps[owner].busy
-        found[mine] -= busy.covered_before(end[mine]) - busy.covered_before(start[mine])
-    return found
 
 
 def _tuned(timeline: Timeline) -> Ints:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from llm_perf_opt.capture.idle import IdleMap
+from llm_perf_opt.capture.idle import IdleMap, idle_in
 from llm_perf_opt.capture.intervals import Flags, Ints, innermost, nest
 from llm_perf_opt.capture.kernels.names import short_kernel_name
 from llm_perf_opt.capture.timeline import HostEvents, Ranges, Timeline, distinct, join
@@ -113,7 +113,7 @@ def sync_rows(
         waits = _waiting(timeline, startup)
         waits = waits[timeline.calls.name[waits] >= 0]
         start, end = timeline.calls.start_ns[waits], timeline.calls.end_ns[waits]
-        idle_ns = _idle_in(timeline, maps, waits)
+        idle_ns = idle_in(timeline, maps, timeline.calls.thread[waits], start, end)
         for i, place in enumerate(_places(timeline, waits)):
             # What the profiler does, a run without it does not.
             if any(means(name, "profiles") for name in place):
@@ -294,7 +294,9 @@ def _waits(timeline: Timeline, maps: Mapping[int, IdleMap], waits: Ints) -> Iter
         length = calls.end_ns[mine] - calls.start_ns[mine]
         refill_ns = int(refill[calls.name[waits] == code].sum())
         one = _Waits(count=len(mine), total_ns=int(length.sum()), refill_ns=refill_ns)
-        one.gpu_idle_ns = int(_idle_in(timeline, maps, mine).sum())
+        one.gpu_idle_ns = int(
+            idle_in(timeline, maps, calls.thread[mine], calls.start_ns[mine], calls.end_ns[mine]).sum()
+        )
         order = np.argsort(-length, kind="stable")[:PLACED]
         longest, record = mine[order], HostRecord(timeline, int(length[order[-1]]))
         for index in longest.tolist():
@@ -304,19 +306,6 @@ def _waits(timeline: Timeline, maps: Mapping[int, IdleMap], waits: Ints) -> Iter
                 name = readable(place)
                 one.places[name] = one.places.get(name, 0) + end - start
         yield readable(timeline.names[code]), one
-
-
-def _idle_in(timeline: Timeline, maps: Mapping[int, IdleMap], index: Ints) -> Ints:
-    """The part of each call in which no kernel of its process ran."""
-    calls = timeline.calls
-    start, end = calls.start_ns[index], calls.end_ns[index]
-    found = end - start
-    process = timeline.thread_process[calls.thread[index]]
-    for owner in distinct(process):
-        mine = process == owner
-        busy = maps[int(owner)].busy
-        found[mine] -= busy.covered_before(end[mine]) - busy.covered_before(start[mine])
-    return found
 
 
 def _refills(timeline: Timeline, maps: Mapping[int, IdleMap], waits: Ints) -> Ints:

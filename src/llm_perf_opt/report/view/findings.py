@@ -7,13 +7,14 @@ from llm_perf_opt.core.names import PHASES, PREFILL, PROGRAM
 from llm_perf_opt.core.units import format_factor, format_ms, format_percent
 from llm_perf_opt.diagnosis.claim import Evidence, Finding
 from llm_perf_opt.diagnosis.facts import PER, Known, RunFacts
-from llm_perf_opt.diagnosis.run import REQUEST
+from llm_perf_opt.diagnosis.run import NOT_TRIED, REQUEST
+from llm_perf_opt.diagnosis.verdict import WHOLE
 
 NO_TIME = "no time at stake"
 # What is said of the profilers themselves stands in the provenance.
 IN_PROVENANCE = "profiler_overhead"
-NOT_TRIED: Mapping[str, float] = {}
-WHOLE = {"capture": "the capture", "steady": "the steady state"}
+# What tells one finding from another: its cause and scope.
+FindingKey = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,11 @@ class FindingView:
     measured: str | None = None
     refutes: str = ""
     doc: str | None = None
+    keys: tuple[FindingKey, ...] = ()
+
+
+def key_of(finding: Finding) -> FindingKey:
+    return finding.rule, finding.scope
 
 
 def findings_view(
@@ -95,6 +101,7 @@ def _view(rank: int, group: Sequence[Finding], facts: RunFacts, gained: float | 
         measured=None if gained is None else format_factor(gained),
         refutes=first.refutes,
         doc=first.doc,
+        keys=tuple(key_of(finding) for finding in group),
     )
 
 

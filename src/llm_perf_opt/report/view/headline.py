@@ -30,7 +30,7 @@ from llm_perf_opt.report.view.captured import (
     served_title,
     served_verdict,
 )
-from llm_perf_opt.report.view.findings import gain_of, gain_of_saving, saved_in_request_ms, twins
+from llm_perf_opt.report.view.findings import FindingKey, gain_of, gain_of_saving, key_of, saved_in_request_ms, twins
 from llm_perf_opt.report.view.modules import ModulesView, operators_split
 from llm_perf_opt.report.view.roofline import mbu_of, mfu_of
 from llm_perf_opt.report.view.shown import BoundDistance, Shown, Tile, TimeSplit, show
@@ -55,7 +55,7 @@ TONES: Mapping[VerdictKind, Tone] = {
 class HeadlineView:
     """`facts` is what to print of the run; `device` and `parameters` are None where they are not known.
 
-    `log` is what a program that crashed printed, by its path in the run. `promised` is the title of the finding
+    `log` is what a program that crashed printed, by its path in the run. `promised` is the key of the finding
     the verdict is about. `split` and `distance`
     are of the phase the verdict is about: where its time goes, and how far it is from its bound. `is_unjudged`: no
     cause looks at such a capture, so that none was found says nothing.
@@ -70,7 +70,7 @@ class HeadlineView:
     phase: str
     tiles: tuple[Tile, ...]
     warnings: tuple[str, ...] = ()
-    promised: str | None = None
+    promised: FindingKey | None = None
     log: str | None = None
     is_cpu: bool = False
     is_unjudged: bool = False
@@ -90,7 +90,7 @@ class HeadlineAnswer:
     tone: Tone
     tiles: tuple[Tile, ...]
     phase: str = DECODE
-    promised: str | None = None
+    promised: FindingKey | None = None
     split: TimeSplit | None = None
     distance: BoundDistance | None = None
     is_unjudged: bool = False
@@ -110,27 +110,28 @@ def answer_of(
     split = request_split(files, facts) if best is not None and best.phase == REQUEST else None
     capture = _capture_alone(files, facts)
     if capture is not None:
-        about = next((f for f in diagnosis.claims if f.rule == diagnosis.verdict.rule), best)
+        verdict = diagnosis.verdict
+        about = next((f for f in diagnosis.claims if key_of(f) == (verdict.rule, verdict.scope)), best)
         return HeadlineAnswer(
-            verdict=diagnosis.verdict.text,
-            tone=TONES[diagnosis.verdict.kind],
+            verdict=verdict.text,
+            tone=TONES[verdict.kind],
             tiles=captured_tiles(capture, diagnosis),
-            promised=None if about is None else about.title,
+            promised=None if about is None else key_of(about),
             split=split or captured_split(diagnosis) or host_alone_split(capture.content),
             is_unjudged=capture.content.host_alone is not UNSET and not diagnosis.claims,
-            is_answer=diagnosis.verdict.kind not in ("no_gpu_work", "nothing_measured"),
+            is_answer=verdict.kind not in ("no_gpu_work", "nothing_measured"),
         )
-    verdict, tone, phase = _verdict(waterfalls, diagnosis.claims, facts, best)
+    text, tone, phase = _verdict(waterfalls, diagnosis.claims, facts, best)
     if diagnosis.verdict.scope == PROGRAM:
         split = captured_split(diagnosis)
-        verdict = verdict if best is not None else diagnosis.verdict.text
+        text = text if best is not None else diagnosis.verdict.text
     fall = _shown_first(waterfalls, phase, facts)
     return HeadlineAnswer(
-        verdict=verdict,
+        verdict=text,
         tone=tone,
         tiles=_tiles(files, facts),
         phase=fall.phase if fall is not None else phase or DECODE,
-        promised=None if best is None else best.title,
+        promised=None if best is None else key_of(best),
         is_answer=best is not None,
         split=split or (None if fall is None else split_of(fall)),
         distance=None if fall is None else distance_of(fall),

@@ -6,12 +6,11 @@ from llm_perf_opt.core.sections import Section, SectionTable
 from llm_perf_opt.core.units import format_ms, format_percent
 from llm_perf_opt.diagnosis.document import Coverage, Diagnosis, ScopeRecord
 from llm_perf_opt.diagnosis.ledger import Cell
-from llm_perf_opt.diagnosis.verdict import CELL_NAMES, cell_name
+from llm_perf_opt.diagnosis.verdict import CELL_NAMES, WHOLE, cell_name
 
 TITLE = "Time ledger"
 # The innermost owners of a cell; diagnosis.json has all.
 OWNERS = 3
-WHOLE = {"capture": "the capture", "steady": "the steady state"}
 
 
 def scope_name(scope: ScopeRecord) -> str:

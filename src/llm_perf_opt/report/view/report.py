@@ -1,7 +1,7 @@
 """The whole view of a run: what every renderer reads and nothing else."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
@@ -134,7 +134,7 @@ class ReportView:
     @property
     def first_finding(self) -> FindingView | None:
         """What to do first: what the verdict promises, else what could save most, though it may be a guess."""
-        promised = [f for f in self.findings if self.headline.promised in (f.title, *f.also)]
+        promised = [f for f in self.findings if self.headline.promised in f.keys]
         return next(iter((*promised, *self.findings)), None)
 
     @property
@@ -163,10 +163,9 @@ class ReportView:
             ("modules", "Modules and operators", self.modules.missing),
             ("memory", "Memory and power", self.memory.missing),
         )
-        # A failure is told once, at the top.
-        told = {f"stage {s.name} failed: {s.reason}": f"stage {s.name} failed" for s in self.provenance.stages}
+        # A failure is said once, at the top.
         return tuple(
-            (key, title, replace(why, reason=told.get(why.reason, why.reason)))
+            (key, title, why if why.brief is None else Unknown(reason=why.brief, enable=why.enable))
             for key, title, why in parts
             if why is not None
         )
