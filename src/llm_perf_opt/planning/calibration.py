@@ -5,7 +5,6 @@ not more requests in flight than were measured, no other lengths, no other serve
 """
 
 import math
-import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +13,11 @@ import msgspec
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.model.estimate.measured import MeasuredLevel, MeasuredPace, left_out_errors, median_error
 from llm_perf_opt.model.estimate.queueing import LoadTimes, closed_load, open_load
-from llm_perf_opt.planning.deployments import CLOSE, Demand, Limits
-from llm_perf_opt.planning.prediction_table import WIDTH
+from llm_perf_opt.planning.deployments import Demand, Limits, highest_kept
+from llm_perf_opt.planning.prediction_table import filled
 from llm_perf_opt.serving.results import BENCH, BENCH_FILE, BenchDocument, LevelResult
 from llm_perf_opt.system.files import read_limited
-from llm_perf_opt.system.terminal import screen_width, terminal_table
+from llm_perf_opt.system.terminal import terminal_table
 
 OPTION = "--calibrate-from"
 LARGEST_BYTES = 64 << 20
@@ -118,29 +117,20 @@ def most_in_flight(pace: MeasuredPace, limits: Limits) -> tuple[int, LoadTimes] 
     best = None
     for sequences in range(pace.least, pace.most + 1):
         times = closed_load(pace, sequences, output=pace.output, places=None)
-        if _keeps(times, limits):
+        if limits.keeps(times):
             best = sequences, times
     return best
 
 
 def most_arrivals(pace: MeasuredPace, limits: Limits, burstiness: float) -> tuple[float, LoadTimes] | None:
     """The most arrivals per second on one server that keep the limits with no more in flight than were measured."""
-    low, high, best = 0.0, pace.tokens_per_s(pace.most) / pace.output, None
-    while high - low > CLOSE * high and high > 1e-6:
-        middle = (low + high) / 2
-        times = open_load(pace, middle / 1e3, output=pace.output, places=pace.most, burstiness=burstiness)
-        if times is not None and _keeps(times, limits) and middle / 1e3 * times.request_ms <= pace.most:
-            low, best = middle, (middle, times)
-        else:
-            high = middle
-    return best
 
+    def kept(per_s: float) -> tuple[float, LoadTimes] | None:
+        times = open_load(pace, per_s / 1e3, output=pace.output, places=pace.most, burstiness=burstiness)
+        is_kept = times is not None and limits.keeps(times) and per_s / 1e3 * times.request_ms <= pace.most
+        return (per_s, times) if times is not None and is_kept else None
 
-def _keeps(times: LoadTimes, limits: Limits) -> bool:
-    first = times.ttft_ms if limits.is_median else times.ttft_p95_ms
-    return (limits.ttft_ms is None or first <= limits.ttft_ms) and (
-        limits.tpot_ms is None or times.tpot_ms <= limits.tpot_ms
-    )
+    return highest_kept(kept, pace.tokens_per_s(pace.most) / pace.output)
 
 
 def render_calibrated(server: MeasuredServer, limits: Limits, demand: Demand | None, *, burstiness: float) -> str:
@@ -163,18 +153,18 @@ def render_calibrated(server: MeasuredServer, limits: Limits, demand: Demand | N
         )
     header = ("in flight", "tok/s", "left out", "ttft ms", "fitted", "fitted p95", "tpot ms")
     lines = [
-        *_filled(f"{server.name}: {pace.prompt:,} + {pace.output:,} tokens, measured in {server.file}"),
+        *filled(f"{server.name}: {pace.prompt:,} + {pace.output:,} tokens, measured in {server.file}"),
         "",
         terminal_table(header, rows, right=range(len(header)), rule=False),
         "",
     ]
     error = median_error(errors)
     if error is None:
-        lines += _filled("Two levels say nothing about loads between them: measure three or more to know the error.")
+        lines += filled("Two levels say nothing about loads between them: measure three or more to know the error.")
     else:
-        lines += _filled(f"left out: each level by the others alone; median error {error:.1%} in tokens per second.")
+        lines += filled(f"left out: each level by the others alone; median error {error:.1%} in tokens per second.")
         if not is_steady(server):
-            lines += _filled(
+            lines += filled(
                 f"The error is above {LARGEST_ERROR:.0%}: the levels scatter too much to plan with. Measure longer, on "
                 "a machine that does nothing else."
             )
@@ -193,17 +183,17 @@ def _answer(server: MeasuredServer, limits: Limits, demand: Demand | None, burst
     if demand is None:
         most = most_in_flight(pace, limits)
         if most is None:
-            return _filled("No number of requests in flight that was measured keeps the limits.")
+            return filled("No number of requests in flight that was measured keeps the limits.")
         sequences, times = most
         beyond = " (the most that was measured: more may do)" if sequences == pace.most else ""
-        return _filled(
+        return filled(
             f"Up to {sequences} requests in flight keep the limits{beyond}: first token in {times.ttft_ms:,.4g} ms "
             f"(median), {times.ttft_p95_ms:,.4g} ms (95th percentile of requests that start together), "
             f"{times.tpot_ms:,.4g} ms a token, {pace.tokens_per_s(sequences):,.4g} tokens per second."
         )
     arrivals = most_arrivals(pace, limits, burstiness)
     if arrivals is None:
-        return _filled("No rate of arrivals keeps the limits with as many in flight as were measured.")
+        return filled("No rate of arrivals keeps the limits with as many in flight as were measured.")
     per_s, times = arrivals
     share = 1 + demand.headroom
     held = per_s * times.request_ms / 1e3
@@ -211,12 +201,8 @@ def _answer(server: MeasuredServer, limits: Limits, demand: Demand | None, burst
         servers, what = math.ceil(demand.per_s * share / per_s), f"{demand.per_s:g} requests per second"
     else:
         servers, what = math.ceil((demand.users or 0) * share / held), f"{demand.users:,} users"
-    return _filled(
+    return filled(
         f"{what}: {servers} such servers. One keeps the limits up to {per_s:.3g} requests per second, {held:.3g} in "
         f"flight: first token in {times.ttft_ms:,.4g} ms (median), {times.ttft_p95_ms:,.4g} ms (95th percentile), "
         f"{times.tpot_ms:,.4g} ms a token."
     )
-
-
-def _filled(text: str) -> list[str]:
-    return textwrap.wrap(text, screen_width() or WIDTH, break_long_words=False, break_on_hyphens=False)

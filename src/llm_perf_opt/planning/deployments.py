@@ -7,8 +7,11 @@ by that is the number of replicas. `Evaluate` is the prediction of one case, so 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from llm_perf_opt.model.estimate.parallel import Layout, layout_problem
+from llm_perf_opt.model.estimate.queueing import LoadTimes
+from llm_perf_opt.model.estimate.requests import Forecast
 from llm_perf_opt.model.static.parts import Model, Moe
 from llm_perf_opt.planning.predict_request import Case
 from llm_perf_opt.planning.prediction import Row
@@ -19,6 +22,7 @@ LARGEST_BATCH = 1024
 CLOSE = 1 / 32
 LEAST_PER_S = 1e-4
 Evaluate = Callable[[Case], Row]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +33,17 @@ class Limits:
     tpot_ms: float | None
     is_median: bool = False
 
-    def first_ms(self, row: Row) -> float | None:
-        found = row.forecast
-        return None if found is None else found.ttft_ms if self.is_median else found.ttft_p95_ms
+    def first_ms(self, times: LoadTimes | Forecast) -> float:
+        return times.ttft_ms if self.is_median else times.ttft_p95_ms
+
+    def keeps(self, times: LoadTimes | Forecast) -> bool:
+        """Whether both limits are kept."""
+        in_time = self.ttft_ms is None or self.first_ms(times) <= self.ttft_ms
+        return in_time and (self.tpot_ms is None or times.tpot_ms <= self.tpot_ms)
 
     def allow(self, row: Row) -> bool:
         """A row that fits into the memory and keeps both limits."""
-        found, first = row.forecast, self.first_ms(row)
-        if found is None or first is None or row.fits is not True:
-            return False
-        in_time = self.ttft_ms is None or first <= self.ttft_ms
-        return in_time and (self.tpot_ms is None or found.tpot_ms <= self.tpot_ms)
+        return row.forecast is not None and row.fits is True and self.keeps(row.forecast)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +103,16 @@ def serve(evaluate: Evaluate, rows: Sequence[Row], limits: Limits, demand: Deman
     """
     case = rows[0].case
     # No layout takes more arrivals than it completes with all requests in flight that fit.
-    highest = max((row.forecast.output_tokens_per_s / (case.output or 1) for row in rows if row.forecast), default=0.0)
-    most = _most(lambda per_s: evaluate(replace(case, concurrency=None, rate=per_s)), limits, 1.2 * highest)
+    rates = [row.forecast.output_tokens_per_s / (case.output or 1) for row in rows if row.forecast is not None]
+    if not rates:
+        return None
+    highest = max(rates)
+
+    def kept(per_s: float) -> Row | None:
+        row = evaluate(replace(case, concurrency=None, rate=per_s))
+        return row if limits.allow(row) else None
+
+    most = highest_kept(kept, 1.2 * highest)
     if most is None or most.forecast is None or most.case.rate is None:
         return None
     share = 1 + demand.headroom
@@ -120,16 +132,14 @@ def serve(evaluate: Evaluate, rows: Sequence[Row], limits: Limits, demand: Deman
     return found if limits.allow(found) else None
 
 
-def _most(evaluate: Callable[[float], Row], limits: Limits, highest: float) -> Row | None:
-    """The most arrivals per second that keep the limits."""
+def highest_kept(kept: Callable[[float], Found | None], highest: float) -> Found | None:
+    """What `kept` gives for the most arrivals per second that keep the limits; it gives None for more."""
     low, high, best = 0.0, highest, None
     while high - low > CLOSE * high and high > LEAST_PER_S:
         middle = (low + high) / 2
-        found = evaluate(middle)
-        if limits.allow(found):
-            low, best = middle, found
-        else:
-            high = middle
+        found = kept(middle)
+        low, high = (low, middle) if found is None else (middle, high)
+        best = best if found is None else found
     return best
 
 
@@ -143,25 +153,27 @@ def _at_rate(evaluate: Evaluate, case: Case, copies: int, per_s: float) -> Row:
     return evaluate(replace(found.case, batch=math.ceil(each + 2 * math.sqrt(each))))
 
 
-def rate_per_device(row: Row) -> float:
+def rate_per_device(found: Forecast, layout: Layout) -> float:
     """Output tokens per second that one device of the layout yields."""
-    return 0.0 if row.forecast is None else row.forecast.output_tokens_per_s / row.case.layout.devices
+    return found.output_tokens_per_s / layout.devices
 
 
 def price(row: Row) -> tuple[bool, float]:
-    """What is to be small: the cost of a token, else, behind all that have a price, the devices a token takes."""
+    """What is to be small: the cost of a token, else, behind all that have a price, the devices a token takes.
+
+    What could not be estimated is last.
+    """
     found = row.forecast
-    if found is not None and found.cost is not None:
-        return False, found.cost
-    rate = rate_per_device(row)
-    return True, 1 / rate if rate else float("inf")
+    if found is None:
+        return True, math.inf
+    return (True, 1 / rate_per_device(found, row.case.layout)) if found.cost is None else (False, found.cost)
 
 
 def bill(row: Row) -> tuple[bool, float, float]:
     """What is to be small for a demand: the price of an hour, else the devices, and then the time to first token."""
     found, hardware, count = row.forecast, row.analysis.hardware, row.case.layout.devices
     hourly = None if hardware is None else hardware.price_per_hour
-    first = 0.0 if found is None else found.ttft_p95_ms
+    first = math.inf if found is None else found.ttft_p95_ms
     return (True, count, first) if hourly is None else (False, hourly * count, first)
 
 
@@ -177,8 +189,9 @@ def best_of_each(rows: Sequence[Row], key: Callable[[Row], tuple[float, ...]]) -
 
 def front(rows: Sequence[Row]) -> list[Row]:
     """Rows that no other beats in both time per token and price, the quickest first."""
+    known = [(row.forecast.tpot_ms, price(row), row) for row in rows if row.forecast is not None]
     found: list[Row] = []
-    for row in sorted(rows, key=lambda r: (r.forecast.tpot_ms if r.forecast else 0.0, price(r))):
-        if not found or price(row) < price(found[-1]):
+    for _, cost, row in sorted(known, key=lambda each: each[:2]):
+        if not found or cost < price(found[-1]):
             found.append(row)
     return found

@@ -1,7 +1,6 @@
 """What `llm-perf plan` prints: the cheapest of each device, what nothing else beats, and how to start the cheapest."""
 
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,8 +9,8 @@ from llm_perf_opt.planning.deployments import Demand, Limits, best_of_each, bill
 from llm_perf_opt.planning.disaggregation import Pools
 from llm_perf_opt.planning.launch_command import as_lines, sglang_command, vllm_command
 from llm_perf_opt.planning.prediction import Row
-from llm_perf_opt.planning.prediction_table import WIDTH
-from llm_perf_opt.system.terminal import screen_width, terminal_table
+from llm_perf_opt.planning.prediction_table import filled
+from llm_perf_opt.system.terminal import terminal_table
 
 ACCURACY = (
     "fp8 weights made from a checkpoint in bf16 change its answers a little: measure the accuracy of your task (such "
@@ -44,7 +43,7 @@ def render_plan(
         asked.append(f"{demand.users:,} users" if demand.users is not None else f"{demand.per_s:g} requests per second")
         asked += [f"{demand.headroom:.0%} headroom"] if demand.headroom else []
     allowed = sum(map(limits.allow, answer.rows))
-    lines = [*_filled("; ".join(asked) + ":"), f"{allowed} of {len(answer.rows)} combinations meet the limits.", ""]
+    lines = [*filled("; ".join(asked) + ":"), f"{allowed} of {len(answer.rows)} combinations meet the limits.", ""]
     if not answer.kept:
         return "\n".join([*lines, *_nearest(answer.rows, limits)]) + "\n"
     if demand is None:
@@ -58,10 +57,10 @@ def render_plan(
     return "\n".join([*lines, *_launch(best[0], demand, model), "", *_footer(answer, best, demand)]) + "\n"
 
 
-def spread(layout: Layout, replicas: int = 1) -> str:
-    """`tp4`, `tp2 pp2`, `dp8 ep8`: one replica's."""
+def spread(layout: Layout, replicas: int = 1, *, single: str = "–") -> str:
+    """`tp4`, `tp2 pp2`, `dp8 ep8`: one replica's; `single` where that is one device."""
     parts = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp // replicas, "ep": layout.ep}
-    return " ".join(f"{name}{count}" for name, count in parts.items() if count > 1) or "–"
+    return " ".join(f"{name}{count}" for name, count in parts.items() if count > 1) or single
 
 
 def replicas_of(row: Row) -> int:
@@ -84,10 +83,10 @@ def _table(rows: Sequence[Row], limits: Limits) -> str:
                 spread(row.case.layout),
                 row.formats,
                 str(row.case.in_flight),
-                f"{limits.first_ms(row):,.0f}",
+                f"{limits.first_ms(found):,.0f}",
                 f"{found.tpot_ms:.3g}",
                 f"{found.output_tokens_per_s:,.0f}",
-                f"{rate_per_device(row):,.0f}",
+                f"{rate_per_device(found, row.case.layout):,.0f}",
                 "–" if found.cost is None else f"{found.cost:.3g}",
             )
         )
@@ -122,7 +121,7 @@ def _bill(rows: Sequence[Row], limits: Limits, demand: Demand) -> str:
                 spread(layout, copies),
                 row.formats,
                 f"{found.in_flight / copies:,.3g} each",
-                f"{limits.first_ms(row):,.0f}",
+                f"{limits.first_ms(found):,.0f}",
                 f"{found.tpot_ms:.3g}",
                 f"{found.output_tokens_per_s:,.0f}",
                 "–" if hourly is None else f"{hourly:,.4g}",
@@ -141,15 +140,16 @@ def _pools(pools: Sequence[Pools], best: Row) -> list[str]:
     same = [found for found in pools if hardware is not None and found.hardware == hardware.name]
     found = min(same, key=lambda each: each.devices, default=None)
     if found is None or found.devices >= best.case.layout.devices:
-        return [*_filled("Prompts and decoding on different devices take no fewer devices here."), ""]
+        return [*filled("Prompts and decoding on different devices take no fewer devices here."), ""]
     cost = "" if found.price_per_hour is None else f", {found.price_per_hour:,.4g} per hour"
     text = (
         f"Prompts and decoding on different devices take {found.devices} {found.hardware}{cost}: {found.prompts} × "
-        f"{spread(found.prompt_layout)} for prompts, {found.decoders} × {spread(found.decode_layout)} with "
+        f"{spread(found.prompt_layout, single='one device')} for prompts, {found.decoders} × "
+        f"{spread(found.decode_layout, single='one device')} with "
         f"{found.batch} requests each for decoding, weights {found.weight_dtype or 'as stored'}; first token in "
         f"{found.ttft_p95_ms:,.0f} ms (95th percentile), {found.tpot_ms:.3g} ms a token."
-    ).replace("× –", "× one device")
-    return [*_filled(text), ""]
+    )
+    return [*filled(text), ""]
 
 
 def _launch(row: Row, demand: Demand | None, model: str) -> list[str]:
@@ -159,12 +159,10 @@ def _launch(row: Row, demand: Demand | None, model: str) -> list[str]:
         return []
     name = row.analysis.hardware.name if row.analysis.hardware is not None else ""
     what = f"one of {copies} replicas" if copies > 1 else "it"
+    over = spread(row.case.layout, copies, single="")
+    where = f"{name} ({over})" if over else name
     return [
-        *_filled(
-            f"To start {what} on {name} ({spread(row.case.layout, copies)}), with vLLM or with SGLang:".replace(
-                " (–)", ""
-            )
-        ),
+        *filled(f"To start {what} on {where}, with vLLM or with SGLang:"),
         *as_lines(vllm_command(row, model=model, replicas=copies)),
         *as_lines(sglang_command(row, model=model, replicas=copies)),
     ]
@@ -176,13 +174,13 @@ def _nearest(rows: Sequence[Row], limits: Limits) -> list[str]:
         why = dict.fromkeys(text for row in rows for text in (*row.notes, row.analysis.hardware_reason or "") if text)
         return [
             "Nothing could be estimated: plans are made for text models on GPUs whose figures are known.",
-            *(line for text in why for line in _filled(f"note: {text}")),
+            *(line for text in why for line in filled(f"note: {text}")),
         ]
-    fitting = [row for row in rows if row.fits is True and row.forecast is not None]
+    fitting = [(row, row.forecast) for row in rows if row.fits is True and row.forecast is not None]
     if not fitting:
         return ["None fits into the memory: allow more devices (--devices), or a narrower workload.weight_dtype."]
-    quick = min(fitting, key=lambda r: limits.first_ms(r) or 0.0)
-    smooth = min(fitting, key=lambda r: r.forecast.tpot_ms if r.forecast else 0.0)
+    quick, _ = min(fitting, key=lambda each: limits.first_ms(each[1]))
+    smooth, _ = min(fitting, key=lambda each: each[1].tpot_ms)
     if quick is smooth:
         return [
             "Nearest: the shortest time to first token, which has the shortest per token too.",
@@ -211,8 +209,4 @@ def _footer(answer: PlanResult, best: Sequence[Row], demand: Demand | None) -> l
         )
     notes = dict.fromkeys(text for row in best for text in row.notes)
     notes |= dict.fromkeys([ACCURACY] if answer.quantised else [])
-    return [line for text in (*texts, *(f"note: {text}" for text in notes)) for line in _filled(text)]
-
-
-def _filled(text: str) -> list[str]:
-    return textwrap.wrap(text, screen_width() or WIDTH, break_long_words=False, break_on_hyphens=False)
+    return [line for text in (*texts, *(f"note: {text}" for text in notes)) for line in filled(text)]

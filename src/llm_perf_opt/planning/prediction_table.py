@@ -9,7 +9,7 @@ from llm_perf_opt.model.static.closed_form import kv_bytes
 from llm_perf_opt.model.static.counted import CountedAnalysis
 from llm_perf_opt.model.static.forms import state_elements
 from llm_perf_opt.planning.prediction import BY_KEY, COLUMNS, Column, Row, Value
-from llm_perf_opt.system.terminal import terminal_table
+from llm_perf_opt.system.terminal import screen_width, terminal_table
 
 WIDTH = 80
 # What a narrow table shows of the results, the least wanted last.
@@ -75,7 +75,7 @@ def render_table(rows: Sequence[Row], *, is_wide: bool = False, width: int = WID
         *ASSUMPTIONS,
         *(f"note: {text}" for text in _notes(rows)),
     ]
-    lines += ["", *(line for text in texts for line in _filled(text, is_wide, width))]
+    lines += ["", *(line for text in texts for line in ([text] if is_wide else filled(text, width)))]
     return "\n".join(lines) + "\n"
 
 
@@ -84,8 +84,9 @@ def _legend(columns: Sequence[Column]) -> str:
     return " ".join(text for keys, text in LEGEND.items() if shown & set(keys))
 
 
-def _filled(text: str, is_wide: bool, width: int) -> list[str]:
-    return [text] if is_wide else textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+def filled(text: str, width: int | None = None) -> list[str]:
+    """A paragraph in lines, as wide as the terminal where no width is given."""
+    return textwrap.wrap(text, width or screen_width() or WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _narrow(rows: Sequence[Row], width: int) -> list[Column]:

@@ -18,7 +18,7 @@ from llm_perf_opt.marks import STOP_AFTER
 from llm_perf_opt.system.process import program_title
 from llm_perf_opt.workload.results import PERCENTILE_METHOD, STD_METHOD, summarise
 
-_PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
+PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
 _SHELL = re.compile(r"sh|bash|dash|zsh")
 SHEBANG_BYTES = 200
 # What samples.jsonl calls the pass that was not under a profiler.
@@ -53,10 +53,10 @@ def is_python(command: Sequence[str], user_dir: Path) -> bool:
     import shutil
 
     name = command[0]
-    if _PYTHON.fullmatch(Path(name).name):
+    if PYTHON.fullmatch(Path(name).name):
         return True
     if _SHELL.fullmatch(Path(name).name) and len(command) > 2 and command[1] == "-c":
-        return bool(_PYTHON.fullmatch(Path([*command[2].split(), ""][0]).name))
+        return bool(PYTHON.fullmatch(Path([*command[2].split(), ""][0]).name))
     found = shutil.which(name if "/" not in name else str(user_dir / name))
     if found is None:
         return False

@@ -49,12 +49,16 @@ BUSY_GPU_PCT = 90.0
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A level as the search sees it. `ratios` are those of its requests in the order they were sent."""
+    """A level as the search sees it. `ratios` are those of its requests in the order they were sent.
 
+    `number` is its place among the levels. `throughput` is None where no request was completed.
+    """
+
+    number: int
     load: float
     ratios: tuple[float, ...]
     share: float
-    throughput: float
+    throughput: float | None
     is_exploring: bool = False
     is_valid: bool = True
 
@@ -94,10 +98,11 @@ class CapacitySearch:
         by_rate = self.by == "rate"
         self.trials.append(
             Trial(
-                load=level.rate or float(level.concurrency or 0),
+                number=len(self.trials),
+                load=_load_of(run.level),
                 ratios=ratios_of(run, self.slo),
                 share=self.slo.share,
-                throughput=level.requests_per_s or 0.0,
+                throughput=level.requests_per_s,
                 is_exploring=by_rate and level.rate is None,
                 is_valid=level.invalid is None,
             )
@@ -114,16 +119,14 @@ class CapacitySearch:
     def _next_rate(self, last: Trial) -> LoadLevel | None:
         met, missed = self.bracket
         if last.is_exploring:
-            valid = [one.throughput for one in self.trials if one.is_valid]
-            if not last.is_valid:
-                return _rate(FIRST_SHARE * valid[-1]) if valid else None
-            if last.meets and GROWTH * last.load <= MOST_CONCURRENCY:
+            if last.is_valid and last.meets and GROWTH * last.load <= MOST_CONCURRENCY:
                 return LoadLevel(concurrency=int(GROWTH * last.load))
-            return _rate(FIRST_SHARE * last.throughput)
-        explored = max((one.throughput for one in self.trials if one.is_exploring), default=0.0)
+            completed = [one.throughput for one in self.trials if one.is_valid and one.throughput is not None]
+            return _rate(FIRST_SHARE * completed[-1]) if completed else None
         if missed is None:
+            explored = [one.throughput for one in self.trials if one.is_exploring and one.throughput is not None]
             # Above what a saturated server completes no rate is sustained.
-            return _rate(max(last.load * 1.15, min(explored, last.load * 2)))
+            return _rate(max(last.load * 1.15, min(max(explored, default=last.load), last.load * 2)))
         if met is None:
             return _rate(missed.load / 2)
         if not _is_narrow(met, missed):
@@ -148,15 +151,15 @@ class CapacitySearch:
         met, missed = self.bracket
         # What is short is seen best where most of it is missing.
         worst = max(self.trials, key=lambda one: one.ratio, default=None)
-        limiting, nearest = _level_of(worst, levels), _level_of(missed or met, levels)
-        limit = None if nearest is None else binding_limit(runs[levels.index(nearest)], self.slo)
+        nearest = missed or met
+        limit = None if nearest is None else binding_limit(runs[nearest.number], self.slo)
         resource: Resource = "unknown"
         why = ""
-        if limiting is not None:
-            resource, why = limiting_resource(limiting, limit)
+        if worst is not None:
+            resource, why = limiting_resource(levels[worst.number], limit)
         if missed is None and met is not None:
             why = "It is not limited by the server up to there." if resource != "client" else why
-        nearby = [level.littles_law for one in (met, missed) if (level := _level_of(one, levels)) is not None]
+        nearby = [levels[one.number].littles_law for one in (met, missed) if one is not None]
         laws = [law for law in nearby if law is not None]
         found = CapacityResult(
             by=self.by,
@@ -288,10 +291,12 @@ def _rate(value: float) -> LoadLevel | None:
     return LoadLevel(rate=float(f"{value:.4g}")) if value > 0 else None
 
 
-def _level_of(trial: Trial | None, levels: Sequence[LevelResult]) -> LevelResult | None:
-    if trial is None:
-        return None
-    return next((one for one in reversed(levels) if (one.rate or float(one.concurrency or 0)) == trial.load), None)
+def _load_of(level: LoadLevel) -> float:
+    """Requests per second, or requests in flight; a level of a search has one of the two."""
+    load = level.rate if level.rate is not None else level.concurrency
+    if load is None:
+        raise ValueError(f"{level.label}: neither a rate nor a concurrency, so nothing to search by")
+    return float(load)
 
 
 def limiting_resource(level: LevelResult, limit: str | None) -> tuple[Resource, str]:

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.cli import main
+from llm_perf_opt.compare.bisect.document import bisect_document
 from llm_perf_opt.compare.bisect.search import BisectSearch, PairsRequest
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.bisect import measure
 from llm_perf_opt.pipeline.bisect.flags import flag_line
 from llm_perf_opt.pipeline.bisect.line import PointFails, RunPlace
-from llm_perf_opt.pipeline.bisect.neighbours import Function, is_python, moved_functions, own_times
+from llm_perf_opt.pipeline.bisect.neighbours import Function, is_script, moved_functions, own_times
 from llm_perf_opt.pipeline.bisect.versions import versions_between
 from tests.support.schemas import valid, valid_file
 
@@ -55,6 +56,25 @@ def test_five_percent_in_ten_percent_of_noise_is_found_among_64_commits() -> Non
 def test_without_a_change_there_is_no_regression() -> None:
     found = [searched(seed, change=0.0)[0] for seed in range(20)]
     assert [search.answer.outcome for search in found if search.answer] == ["no regression"] * 20
+
+
+@pytest.mark.parametrize("seed", [346, 355])
+def test_a_control_that_saw_too_little_noise_leaves_no_search_undecided(seed: int) -> None:
+    search, _ = searched(seed, change=0.0)
+    assert search.control is not None and search.answer is not None
+    # 0.1 on both sides of a pair.
+    assert search.control.spread < 0.65 * math.hypot(0.1, 0.1)
+    assert search.answer.outcome == "no regression"
+
+
+def test_no_regression_says_which_change_is_excluded_and_gives_no_point_a_probability() -> None:
+    search, _ = searched(3, change=0.0, commits=8)
+    names = tuple((f"c{number}", "") for number in range(9))
+    document = bisect_document(search, kind="commits", metric="wall_ms", command=(), names=names, neighbours=None)
+    assert search.answer is not None and search.answer.excluded is not None
+    said = f"No regression above {100 * search.answer.excluded:+.1f} % (99.9 %) from c0 to c8: wall_ms "
+    assert document.sentence.startswith(said)
+    assert {point.probability for point in document.points} == {None}
 
 
 def test_commits_that_do_not_run_are_skipped_and_reported_together() -> None:
@@ -153,7 +173,7 @@ def test_functions_are_matched_without_their_lines_and_the_largest_change_comes_
     built_in = "<built-in method builtins.sum>"
     assert found[f"{built_in} in prog.py: work"].where == f"{built_in} in work (prog.py:1)"
     commands = (["python3.12", "x.py"], ["python", "-m", "x"], ["python", "-c", "1"], ["./x"])
-    assert [is_python(words) for words in commands] == [True, True, False, False]
+    assert [is_script(words) for words in commands] == [True, True, False, False]
 
 
 def git(repo: Path, *words: str) -> str:

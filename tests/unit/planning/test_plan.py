@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from llm_perf_opt.model.estimate.requests import Load, prompt_ms, token_ms
 from llm_perf_opt.model.estimate.steps import Setting
 from llm_perf_opt.model.hardware.hardware import load_catalogue
 from llm_perf_opt.model.hardware.work import Dtypes
-from llm_perf_opt.planning.deployments import Demand, Limits
+from llm_perf_opt.planning.deployments import Demand, Limits, bill, front, price
 from llm_perf_opt.planning.disaggregation import PoolOption, best_pools
+from llm_perf_opt.planning.predictions import predictions
 from tests.support.static_cases import preset_model
 
 ASKED = ["plan", "model=llama3_8b", "hardware=h200,l40s", "--context", "4096", "--devices=2"]
@@ -39,6 +41,14 @@ def test_rows_that_keep_the_limits_are_kept_and_the_cheapest_of_each_device_is_n
     front = [line.split() for line in out.split("Pareto front):")[1].splitlines() if line[:4] in ("h200", "l40s")]
     costs = [float(words[-1]) for words in front]
     assert costs == sorted(costs, reverse=True)
+
+
+def test_what_could_not_be_estimated_is_never_the_best() -> None:
+    asked = ["model=llama3_8b", "hardware=h200", "workload.output=64", "workload.batch=1,8"]
+    known = [replace(row, case=replace(row.case, rate=1.0)) for row in predictions(asked)]
+    unknown = replace(known[0], forecast=None)
+    assert front([unknown, *known]) == front(known) and unknown not in front([unknown])
+    assert [min([unknown, row], key=key) for row in known for key in (price, bill)] == [*known[:1] * 2, *known[1:] * 2]
 
 
 def test_limits_nobody_meets_show_what_came_nearest(capsys: pytest.CaptureFixture[str]) -> None:

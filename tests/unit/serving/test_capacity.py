@@ -60,9 +60,15 @@ def test_a_server_that_meets_every_load_has_no_upper_end() -> None:
     while (level := search.next()) is not None:
         loads.append(level)
         load = level.rate or float(level.concurrency or 0)
-        is_exploring = level.rate is None
         search.trials.append(
-            Trial(load=load, ratios=(0.1,) * 50, share=0.9, throughput=load, is_exploring=is_exploring)
+            Trial(
+                number=len(search.trials),
+                load=load,
+                ratios=(0.1,) * 50,
+                share=0.9,
+                throughput=load,
+                is_exploring=level.rate is None,
+            )
         )
     assert [level.concurrency for level in loads[:4]] == [32, 128, 512, 2048]
     assert [level.rate is not None for level in loads[4:]] == [True] * 4
@@ -77,13 +83,34 @@ def test_no_level_that_meets_the_slo_is_said_with_the_lowest_that_was_tried() ->
 
 def test_a_client_that_is_late_bounds_the_search() -> None:
     search = CapacitySearch(by="rate", slo=TTFT)
-    late = Trial(load=32, ratios=(0.1,), share=0.9, throughput=9.0, is_exploring=True, is_valid=False)
+    late = Trial(number=0, load=32, ratios=(0.1,), share=0.9, throughput=9.0, is_exploring=True, is_valid=False)
     search.trials.append(late)
     assert search.next() is None
-    assert search.result([], []).text == "Capacity: not found, because no level at a rate was measured."
+    runs, levels = [LoadRun(level=LoadLevel(concurrency=32))], [LevelResult(label="x", concurrency=32, completed=9)]
+    assert search.result(runs, levels).text == "Capacity: not found, because no level at a rate was measured."
     # One stream less than it can read is as far as it goes.
     search.trials[:] = [replace(late, throughput=20.0, is_valid=True), replace(late, load=128)]
     assert search.next() == LoadLevel(rate=16.0)
+    # Without a completed request no rate is known to try.
+    search.trials[:] = [replace(late, throughput=None, ratios=(9.0,), is_valid=True)]
+    assert search.next() is None
+
+
+def test_a_rate_is_not_taken_for_the_concurrency_of_the_same_number() -> None:
+    search = CapacitySearch(by="rate", slo=TTFT)
+    exploring = Trial(number=0, load=32, ratios=(9.0,) * 50, share=0.9, throughput=40.0, is_exploring=True)
+    met = Trial(number=1, load=32, ratios=(0.5,) * 50, share=0.9, throughput=32.0)
+    search.trials += [exploring, met, replace(met, number=2, load=40, ratios=(2.0,) * 50)]
+    runs = [LoadRun(level=one) for one in (LoadLevel(concurrency=32), LoadLevel(rate=32.0), LoadLevel(rate=40.0))]
+    levels = [
+        LevelResult(label="a", concurrency=32, completed=9, client_lag_mean_ms=9.0, latencies=_level().latencies),
+        LevelResult(label="b", rate=32.0, completed=9),
+        LevelResult(label="c", rate=40.0, completed=9),
+    ]
+    # The level furthest from its limits is the one at a concurrency, whose client was late.
+    assert search.result(runs, levels).resource == "client"
+    levels = [replace(levels[0], client_lag_mean_ms=None), replace(levels[1], client_lag_mean_ms=9.0), levels[2]]
+    assert search.result(runs, levels).resource == "unknown"
 
 
 def _level(**counters: tuple[float, float]) -> LevelResult:

@@ -126,7 +126,8 @@ def bisect_document(
 
 def _points(search: BisectSearch, names: tuple[tuple[str, str], ...]) -> tuple[BisectPoint, ...]:
     found = search.means()
-    shares = search.probabilities() if search.last in search.values else None
+    # Before the search began nothing tells one point from another.
+    shares = search.probabilities() if search.answer is not None and search.answer.culprits else None
     rows = []
     for number, (label, title) in enumerate(names):
         measured = found.get(number)
@@ -155,7 +156,10 @@ def _sentence(search: BisectSearch, names: tuple[tuple[str, str], ...], metric: 
     if answer.low is not None and answer.high is not None:
         change += f" (95 %: {percent(answer.low)} to {percent(answer.high)})"
     if answer.outcome == "no regression":
-        return f"No regression from {names[0][0]} to {names[-1][0]}: {change}; {answer.reason}."
+        # Without this the verdict would claim more than the pairs show: on a noisy machine that is more than the gate.
+        above = "" if answer.excluded is None else f" above {percent(answer.excluded)} (99.9 %)"
+        why = f"; {answer.reason}" if answer.reason else ""
+        return f"No regression{above} from {names[0][0]} to {names[-1][0]}: {change}{why}."
     named = [f"{names[one][0]} {names[one][1]}".strip() for one in answer.culprits]
     if not named:
         return f"Inconclusive: {answer.reason}{f' ({change})' if change else ''}."

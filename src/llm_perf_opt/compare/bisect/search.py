@@ -83,7 +83,8 @@ class Control:
 @dataclass(frozen=True, kw_only=True)
 class BisectAnswer:
     """What a search found. `culprits` are the points that may have made it worse, several only where those between
-    could not be measured; `probability` is that of all of them. `change` and its 95 % interval are shares.
+    could not be measured; `probability` is that of all of them. `change` and its 95 % interval are shares. `excluded`:
+    without a regression, a change above this share is excluded with 99.9 %.
     """
 
     outcome: Outcome
@@ -93,6 +94,7 @@ class BisectAnswer:
     low: float | None = None
     high: float | None = None
     reason: str = ""
+    excluded: float | None = None
     misfits: tuple[int, ...] = ()
 
 
@@ -197,18 +199,22 @@ class BisectSearch:
 
     def _end_control(self) -> None:
         spread = self.spread
-        z = t_quantile(1 - ENDS_ERROR / 2, 500) + POWER_Z
         error = spread / math.sqrt(len(self.own))
         mean = fmean(self.own)
         differs = error > 0 and two_sided_p(mean / error, len(self.own) - 1) < ENDS_ERROR
         self.control = Control(
             pairs=len(self.own),
             spread=spread,
-            detectable=math.expm1(z * spread / math.sqrt(self.most_pairs)),
+            detectable=self._detectable(),
             bias=math.expm1(mean) if differs else None,
         )
         self.comparisons += 1
         self.phase = "ends"
+
+    def _detectable(self) -> float:
+        """The smallest change that the ends' comparison finds in nine of ten searches, by the spread known so far."""
+        z = t_quantile(1 - ENDS_ERROR / 2, 500) + POWER_Z
+        return math.expm1(z * self.spread / math.sqrt(self.most_pairs))
 
     def _looks(self) -> list[int]:
         looks = [FIRST_LOOK]
@@ -241,20 +247,20 @@ class BisectSearch:
     def _no_regression(self, mean: float, error: float, freedom: int, upper: float) -> BisectAnswer:
         width = t_quantile(0.975, freedom) * error
         faster = mean + width < 0
-        assert self.control is not None
-        if self.control.detectable > MOST_DETECTABLE and not faster:
+        # The spread of the control's 12 pairs may be half of the true one, so that of all pairs counts here.
+        detectable = self._detectable()
+        if detectable > MOST_DETECTABLE and not faster:
             return BisectAnswer(
                 outcome="inconclusive",
                 change=math.expm1(mean),
                 low=math.expm1(mean - width),
                 high=math.expm1(mean + width),
                 reason=(
-                    f"the machine is too noisy: equal runs differ by {100 * self.control.spread:.0f} %, so changes "
-                    f"below {100 * self.control.detectable:.0f} % are not found; measure longer runs, or on a quiet "
-                    "machine"
+                    f"the machine is too noisy: equal runs differ by {100 * self.spread:.0f} %, so changes "
+                    f"below {100 * detectable:.0f} % are not found; measure longer runs, or on a quiet machine"
                 ),
             )
-        if mean + width > math.log1p(max(self.limit, self.control.detectable)):
+        if mean + width > math.log1p(max(self.limit, detectable)):
             return BisectAnswer(
                 outcome="inconclusive",
                 change=math.expm1(mean),
@@ -262,17 +268,14 @@ class BisectSearch:
                 high=math.expm1(mean + width),
                 reason=f"{len(self.values[self.last])} pairs do not settle whether the ends differ",
             )
-        reason = (
-            "the bad end is better than the good end; to find what improved it, exchange the two"
-            if faster
-            else f"a change above {100 * math.expm1(upper):+.2g} % is excluded (99.9 %)"
-        )
+        reason = "the bad end is better than the good end; to find what improved it, exchange the two" if faster else ""
         return BisectAnswer(
             outcome="no regression",
             change=math.expm1(mean),
             low=math.expm1(mean - width),
             high=math.expm1(mean + width),
             reason=reason,
+            excluded=None if faster else math.expm1(upper),
         )
 
     def probabilities(self) -> list[float]:

@@ -2,7 +2,6 @@
 
 import os
 import pstats
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +10,17 @@ from llm_perf_opt.compare.bisect.document import LISTED, MovedPart, Neighbours
 from llm_perf_opt.compare.comparison import CompareDocument, compare_sides
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.pipeline.bisect.line import Line, PointFails, RunPlace
-from llm_perf_opt.pipeline.compare.interleave import llm_perf
+from llm_perf_opt.pipeline.compare.interleave import SIDES, llm_perf
 from llm_perf_opt.pipeline.compare.sides import changes_between, read_sides
+from llm_perf_opt.profiling.program import PYTHON
 from llm_perf_opt.report.compare.page import render_page
 from llm_perf_opt.system.files import write_whole
 from llm_perf_opt.system.process import run_command
 from llm_perf_opt.system.redact import Redactor
 
 PAGE_FILE = "neighbours.html"
-SIDES = ("base", "candidate")
 # Part of the whole change from which on a function is listed.
 WORTH_LISTING = 0.15
-_PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
 # Of cProfile: file, line, function; and calls, own calls, own seconds, seconds with callees, callers.
 _Function = tuple[str, int, str]
 _Times = tuple[int, int, float, float, Mapping[_Function, tuple[int, int, float, float]]]
@@ -46,7 +44,7 @@ def compare_neighbours(
     page = None
     try:
         places = [line.place(point) for point in (before, after)]
-        if places[0].command and is_python(places[0].command):
+        if places[0].command and is_script(places[0].command):
             tables = [
                 _functions(place, folder / f"{side}.prof", timeout_s) for place, side in zip(places, SIDES, strict=True)
             ]
@@ -66,13 +64,10 @@ def compare_neighbours(
     )
 
 
-def is_python(command: Sequence[str]) -> bool:
-    """Whether the command is Python with a script or a module."""
-    return len(command) > 1 and bool(_PYTHON.fullmatch(Path(command[0]).name)) and _is_script(command[1])
-
-
-def _is_script(word: str) -> bool:
-    return word == "-m" or not word.startswith("-")
+def is_script(command: Sequence[str]) -> bool:
+    """Whether the command is Python with a script or a module, which cProfile can be put in front of."""
+    first = command[1] if len(command) > 1 else "-"
+    return bool(PYTHON.fullmatch(Path(command[0]).name)) and (first == "-m" or not first.startswith("-"))
 
 
 def _functions(place: RunPlace, stats: Path, timeout_s: float) -> dict[str, Function]:
