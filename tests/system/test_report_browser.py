@@ -1,6 +1,7 @@
 """The page in a real Chromium: opens silently, sorts, filters, answers to mouse and keyboard, switches phase."""
 
 import base64
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,53 @@ def test_switching_the_phase_changes_waterfall_kernels_and_timeline(browser: Bro
     assert browser.text("#timeline-span") != before
     browser.click('#phase-switch input[value="all"]')
     assert browser.run(visible) == ["prefill", "decode"]
+
+
+PREDICTED = "[...document.querySelectorAll('.fall-panel[data-of=decode] tr.predicted')].filter(r => !r.hidden)"
+WALL_BAR = "document.querySelector('.fall-panel[data-of=decode] tr.wall .track i').getBoundingClientRect().width"
+
+
+def test_another_choice_redraws_the_predicted_part_of_the_waterfall(browser: Browser, page: Path) -> None:
+    def choose(key: str, place: int) -> None:
+        browser.run(
+            f"const s = document.getElementById('what-if-{key}'); s.value = '{place}'; "
+            "s.dispatchEvent(new Event('change'))"
+        )
+
+    assert browser.run(f"return {PREDICTED}.length") == 0
+    measured = browser.run(f"return {WALL_BAR}")
+    browser.click("#what-if summary")
+    assert browser.run(f"return {PREDICTED}.length") == 2
+    own = browser.text("#what-if-said")
+    choose("gpu", 1)
+    other = browser.text("#what-if-said")
+    assert own.startswith("Predicted: ") and other.startswith("Predicted, not measured: ")
+    assert own != other
+    rows = json.loads((page.parent / "static_analysis" / "static.json").read_text())["what_if"]
+    size = len(rows["dtypes"]) * len(rows["batches"]) * len(rows["lengths"])
+    expected = rows["points"][size]["times"]["decode"]
+    shown = browser.run(f"return {PREDICTED}.map(r => r.querySelector('td.num').textContent)")
+    assert [round(float(text.split()[1]), 3) for text in shown] == [
+        pytest.approx(expected[key], rel=2e-3) for key in ("bound", "mid")
+    ]
+    # Dashed is predicted, filled is measured.
+    style = "getComputedStyle(document.querySelector('{}')).borderTopStyle"
+    assert browser.run(f"return {style.format('.track .k-predicted-time')}") == "dashed"
+    assert browser.run(f"return {style.format('.track .k-wall')}") == "none"
+    # A longer prediction shrinks the measured bars on the same scale, and the link shows the same again.
+    choose("batch", 3)
+    choose("length", 2)
+    assert browser.run(f"return {WALL_BAR}") < 0.9 * measured
+    said, address = browser.text("#what-if-said"), browser.run("return location.href")
+    browser.open(page)
+    assert browser.run(f"return {PREDICTED}.length") == 0
+    browser.run(f"location.href = {address!r}; location.reload()")
+    assert browser.text("#what-if-said") == said
+    browser.click("#what-if-own")
+    assert browser.text("#what-if-said") == own
+    browser.click("#what-if summary")
+    assert browser.run(f"return {WALL_BAR}") == pytest.approx(measured, abs=1)
+    assert [url for url in browser.requests() if not url.startswith(("data:", "file:"))] == []
 
 
 def test_points_of_the_roofline_answer_to_mouse_and_keyboard(browser: Browser) -> None:

@@ -163,6 +163,11 @@ class InferSection:
         """Eager, with a growing cache."""
         return (self.cache, self.compile, self.cuda_graph) == ("dynamic", "none", False)
 
+    @property
+    def replays_graphs(self) -> bool:
+        """Steps are CUDA graphs, captured here or by torch.compile."""
+        return self.cuda_graph or self.compile in ("reduce-overhead", "max-autotune")
+
     def problems(self) -> tuple[Problem, ...]:
         """Rules that span keys."""
         found = []

@@ -28,7 +28,10 @@ def context_stages(context: CaptureContext, run_dir: Path, now: str) -> list[Sta
 def _static(context: CaptureContext, run_dir: Path, now: str) -> list[StageRecord]:
     if not context.overrides:
         return []
+    from llm_perf_opt.config.paths import conf_dir
     from llm_perf_opt.core.manifest import write_json
+    from llm_perf_opt.model.estimate.what_if import what_if
+    from llm_perf_opt.model.hardware.hardware import load_catalogue
     from llm_perf_opt.model.static.counted import CountedAnalysis, counted_document, counted_metrics
     from llm_perf_opt.model.static.document import build_document, static_metrics
     from llm_perf_opt.planning.predictions import predictions
@@ -40,7 +43,16 @@ def _static(context: CaptureContext, run_dir: Path, now: str) -> list[StageRecor
     if isinstance(analysis, CountedAnalysis):
         document, metrics = counted_document(analysis, notes=notes), counted_metrics(analysis, source=source)
     else:
-        document, metrics = build_document(analysis, notes=notes), static_metrics(analysis, source=source)
+        others = what_if(
+            analysis.model,
+            analysis.shape,
+            analysis.dtypes,
+            analysis.hardware,
+            load_catalogue(conf_dir() / "hardware"),
+            engine=rows[0].case.engine,
+        )
+        document = build_document(analysis, notes=notes, what_if=others)
+        metrics = static_metrics(analysis, source=source)
     path = write_json(run_dir / STATIC_ANALYSIS / STATIC_JSON, document)
     return [
         StageRecord(

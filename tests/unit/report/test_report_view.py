@@ -11,7 +11,7 @@ from llm_perf_opt.core.manifest import read_manifest, write_manifest
 from llm_perf_opt.core.records import CommandRecord, CommandStep, Metric, Spread
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.document import Coverage, Diagnosis, Program, ScopeRecord, Verdict
-from llm_perf_opt.diagnosis.facts import RunFacts, Unknown
+from llm_perf_opt.diagnosis.facts import Known, RunFacts, Unknown
 from llm_perf_opt.diagnosis.ledger import Cell
 from llm_perf_opt.diagnosis.run import diagnose_run
 from llm_perf_opt.profiling.baseline import clean_metrics
@@ -20,6 +20,7 @@ from llm_perf_opt.report.facts import unbeaten
 from llm_perf_opt.report.render.glossary import words
 from llm_perf_opt.report.render.roofline_layout import WIDTH, layout_roofline
 from llm_perf_opt.report.run_files import LOG_LINES, read_run_files
+from llm_perf_opt.report.view.cost import MillionTokens, million_tokens
 from llm_perf_opt.report.view.findings import findings_view
 from llm_perf_opt.report.view.headline import is_worth_it
 from llm_perf_opt.report.view.modules import ModulesView, OperatorView, operators_split
@@ -379,6 +380,24 @@ def test_the_managers_page_has_cost_and_trend_where_they_are_known(tmp_path: Pat
         "- 2025-01-01, a: 12.00 ms per token\n- this run: 10.00 ms per token, 16.7 % less than the run before" in text
     )
     assert "b:" not in text
+
+
+def test_a_finding_says_what_a_million_tokens_cost_and_use(tmp_path: Path) -> None:
+    found = bound_phases(request_ms=150.0)
+    million = MillionTokens(
+        cost=Known(value=10.0, unit="", how="at 3.6 per hour", source="x"),
+        joules=Known(value=2.5e6, unit="J", how="measured", source="y"),
+    )
+    (first, *_) = findings_view(diagnose(found), found, million=million)
+    # 88 of 150 ms of a request are at stake.
+    assert first.per_million == "per million tokens: up to 5.87 of 10.0 in cost, 2.5 MJ used"
+    assert findings_view(diagnose(found), found)[0].per_million == ""
+    only = MillionTokens(joules=million.joules)
+    assert only.saved(0.5) == "per million tokens: 2.5 MJ used"
+    energy = stage("energy", tmp_path, metrics={"joules_per_token": Metric(value=2.5, unit="J/token", how="a counter")})
+    write_run(tmp_path, energy, stage("torch_profiler", tmp_path, metrics=clean(tpot_ms=1.0, e2e_ms=10.0)))
+    joules = million_tokens(read_run_files(read_manifest(tmp_path), tmp_path)).joules
+    assert joules is not None and (joules.value, joules.how) == (2.5e6, "a counter")
 
 
 def test_a_page_of_ncu_alone_opens_with_what_ncu_measured(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from llm_perf_opt.model.hardware.roofline import (
 from llm_perf_opt.model.hardware.work import Dtypes, Step
 from llm_perf_opt.model.static.closed_form import forward_phase
 from llm_perf_opt.model.static.forms import MLA_MODES, MlaMode
-from llm_perf_opt.model.static.parts import Model
+from llm_perf_opt.model.static.parts import LatentAttention, Model
 from llm_perf_opt.model.static.prediction import estimate_operators
 
 
@@ -62,7 +62,7 @@ def step_estimate(setting: Setting, step: Step) -> Estimate | None:
         touched=setting.touched,
     )
     # Devices that share the work share the bound.
-    lowest = _lowest_bound(setting, replace(step, batch=step.batch * layout.sharing))
+    lowest = step_bound(setting, replace(step, batch=step.batch * layout.sharing))
     floor_ms = 0.0 if lowest is None else lowest.ms / layout.experts_split
     band = band_of(setting.model, setting.engine, layout, rates.label)
     device_ms = max(time.device_ms, floor_ms)
@@ -80,13 +80,14 @@ def step_estimate(setting: Setting, step: Step) -> Estimate | None:
     )
 
 
-def _lowest_bound(setting: Setting, step: Step) -> Bound | None:
+def step_bound(setting: Setting, step: Step) -> Bound | None:
     """What no run of this step on one device can beat: the lowest over the modes of latent attention."""
     ceilings = datasheet_ceilings(setting.hardware)
     if ceilings is None:
         return None
+    is_latent = any(isinstance(layer.attention, LatentAttention) for layer, _ in setting.model.decoder.blocks)
     found = []
-    for mode in MLA_MODES:
+    for mode in MLA_MODES if is_latent else MLA_MODES[:1]:
         phase = forward_phase(setting.model, step, setting.dtypes, mode)
         found.append(bound(phase.total, setting.dtypes, ceilings))
     return min(found, key=lambda one: one.ms)

@@ -9,7 +9,8 @@ book is `operator_count`, which runs the model on the meta device; `double_entry
 differs.
 
 `prediction` puts one phase on one device. `analysis` holds everything about one model at one shape on one device, and
-`document` and `markdown` write it down. `counted` stands in for the last three where the closed form has no rule.
+`document` and `markdown` write it down, `what_if` holds predictions of other choices. `counted` stands in for the last
+three where the closed form has no rule.
 
 Reading order: parts, forms, closed_form, operator_count, double_entry, prediction, analysis, document.
 """

@@ -17,6 +17,7 @@ from llm_perf_opt.model.static.double_entry import Entry, disagreements
 from llm_perf_opt.model.static.operator_count import Tally
 from llm_perf_opt.model.static.parts import in_order
 from llm_perf_opt.model.static.prediction import PhasePrediction
+from llm_perf_opt.model.static.what_if import WhatIf
 
 NO_HARDWARE_MEMORY = "the device's memory is not known"
 
@@ -224,6 +225,7 @@ class StaticDocument:
     """`static.json`: the static analysis of one model at one shape on one device.
 
     `closed_form_reason`: why there is no closed form; its figures are then null, and `counted_*` stand alone.
+    `what_if`: predicted times of other choices, in documents of runs.
     """
 
     schema_version: Literal[1] = 1
@@ -241,6 +243,7 @@ class StaticDocument:
     serving: ServingForecast | None = None
     phases: Mapping[str, StaticPhase]
     double_entry: tuple[Entry, ...] = ()
+    what_if: WhatIf | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -252,7 +255,7 @@ class PredictionsDocument:
     predictions: tuple[StaticDocument, ...]
 
 
-def build_document(analysis: Analysis, *, notes: tuple[str, ...] = ()) -> StaticDocument:
+def build_document(analysis: Analysis, *, notes: tuple[str, ...] = (), what_if: WhatIf | None = None) -> StaticDocument:
     """The analysis as it is written."""
     shape = analysis.shape
     return StaticDocument(
@@ -275,6 +278,7 @@ def build_document(analysis: Analysis, *, notes: tuple[str, ...] = ()) -> Static
         memory=_memory(analysis),
         phases={name: _phase(analysis, name) for name in analysis.phases},
         double_entry=analysis.entries,
+        what_if=what_if,
         notes=notes,
     )
 

@@ -13,6 +13,7 @@ from llm_perf_opt.core.names import STATIC_ANALYSIS, STATIC_JSON, STATIC_MD
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, StageSkipped
+from llm_perf_opt.model.estimate.what_if import what_if
 from llm_perf_opt.model.hardware.calibrate import cpu_driver
 from llm_perf_opt.model.hardware.hardware import (
     AUTO,
@@ -39,6 +40,7 @@ from llm_perf_opt.model.static.markdown import render_markdown
 from llm_perf_opt.model.static.operator_count import Count
 from llm_perf_opt.model.static.parts import Model
 from llm_perf_opt.model.static.quantised import Quantised, read_quantised, run_dtypes
+from llm_perf_opt.model.static.what_if import WhatIf
 from llm_perf_opt.profiling.static_child import (
     COUNTS_FILE,
     FACTS_FILE,
@@ -119,7 +121,7 @@ class StaticAnalysisStage:
         notes = (*notes, *facts.notes, *_config_notes(config, analysis.hardware, facts), *_notes(analysis))
         files: tuple[StageFile, ...] = ()
         if cfg.write_reports:
-            document = build_document(analysis, notes=notes)
+            document = build_document(analysis, notes=notes, what_if=_what_if(config, analysis))
             files = _write(document, render_markdown(analysis, notes=notes), ctx.out_dir)
         source = f"{self.name}/{STATIC_JSON}" if cfg.write_reports else None
         return StageOutput(metrics=static_metrics(analysis, source=source), files=files, notes=notes)
@@ -250,6 +252,13 @@ def _analyse(config: AppConfig, model: Model, facts: Facts, stored: Quantised | 
         capacity_bytes=facts.device.memory_bytes if config.hardware.memory_gb is None else None,
         counts=read_counts(tmp_dir),
     )
+
+
+def _what_if(config: AppConfig, analysis: Analysis) -> WhatIf | None:
+    """Predicted times of other choices, run as this run was."""
+    catalogue = load_catalogue(conf_dir() / "hardware")
+    engine = "graph" if config.infer.replays_graphs else "eager"
+    return what_if(analysis.model, analysis.shape, analysis.dtypes, analysis.hardware, catalogue, engine=engine)
 
 
 def _find_hardware(config: AppConfig, facts: Facts) -> tuple[HardwareSection | None, Resolved]:

@@ -26,11 +26,12 @@ from llm_perf_opt.report.render.roofline_layout import layout_roofline
 from llm_perf_opt.report.view.kernels import VIEWS, KernelsView
 from llm_perf_opt.report.view.report import ReportView
 from llm_perf_opt.report.view.timeline import Jump, TimelineView, Track
+from llm_perf_opt.report.view.what_if import Times, WhatIfView
 
 PACKAGE = "llm_perf_opt.report"
 ROWS_WITHOUT_SCRIPT = 40
 # In this order: each uses what stands before it.
-SCRIPTS = ("base", "tables", "kernels", "roofline", "timeline", "flame", "start")
+SCRIPTS = ("base", "tables", "kernels", "what_if", "roofline", "timeline", "flame", "start")
 FINDINGS_OPEN = 3
 
 
@@ -122,15 +123,35 @@ class TimelineData:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WhatIfData:
+    """Predicted times as the script reads them: `rows` of what fits, then four numbers for each phase."""
+
+    phases: tuple[str, ...]
+    batches: tuple[int, ...]
+    rows: tuple[tuple[bool | None, tuple[Times, ...]], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class PageData:
     """What the script draws from."""
 
     kernels: KernelData
     timeline: TimelineData | None
+    what_if: WhatIfData | None
 
 
 def page_data(view: ReportView) -> PageData:
-    return PageData(kernels=_kernels(view.kernels, view.steps), timeline=_timeline(view.timeline))
+    return PageData(
+        kernels=_kernels(view.kernels, view.steps),
+        timeline=_timeline(view.timeline),
+        what_if=_what_if(view.what_if) if view.can_ask_what_if else None,
+    )
+
+
+def _what_if(view: WhatIfView | None) -> WhatIfData | None:
+    if view is None:
+        return None
+    return WhatIfData(phases=view.phases, batches=view.batches, rows=tuple((row.fits, row.times) for row in view.rows))
 
 
 def _kernels(view: KernelsView, steps: Mapping[str, float | None]) -> KernelData:

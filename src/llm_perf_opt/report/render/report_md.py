@@ -107,10 +107,12 @@ def _findings(findings: tuple[FindingView, ...]) -> list[str]:
     for finding in findings:
         gain = f", up to {finding.gain}" if finding.gain else ""
         each = f" ({finding.saves_each})" if finding.saves_each else ""
+        million = f" · {finding.per_million}" if finding.per_million else ""
         lines += [f"### {finding.rank}. {escape(finding.title)}", ""]
         once = " · one-time cost" if finding.is_one_time else ""
         lines += [
-            f"{escape(finding.saves)}{each}{gain}{once} · confidence {finding.confidence} · cause {code(finding.rule)}",
+            f"{escape(finding.saves)}{each}{gain}{once}{million} · confidence {finding.confidence} · "
+            f"cause {code(finding.rule)}",
             "",
         ]
         lines += [f"- Also: {escape(title)}" for title in finding.also]

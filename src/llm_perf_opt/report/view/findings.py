@@ -9,12 +9,14 @@ from llm_perf_opt.diagnosis.claim import Evidence, Finding
 from llm_perf_opt.diagnosis.facts import PER, Known, RunFacts
 from llm_perf_opt.diagnosis.run import NOT_TRIED, REQUEST
 from llm_perf_opt.diagnosis.verdict import WHOLE
+from llm_perf_opt.report.view.cost import MillionTokens
 
 NO_TIME = "no time at stake"
 # What is said of the profilers themselves stands in the provenance.
 IN_PROVENANCE = "profiler_overhead"
 # What tells one finding from another: its cause and scope.
 FindingKey = tuple[str, str]
+NOT_KNOWN = MillionTokens()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +26,7 @@ class FindingView:
     `saves` is of a request where that is known, and `saves_each` then of a step of each phase.
     `also` are the titles of findings of the same cause in other phases; evidence and gains count them in.
     `floor` says how the lower bound behind the gain was computed, `measured` what `llm-perf optimize` gained.
+    `per_million` is what a million tokens cost and use now, and how much of the cost is at stake.
     """
 
     rank: int
@@ -44,6 +47,7 @@ class FindingView:
     measured: str | None = None
     refutes: str = ""
     doc: str | None = None
+    per_million: str = ""
     keys: tuple[FindingKey, ...] = ()
 
 
@@ -52,7 +56,10 @@ def key_of(finding: Finding) -> FindingKey:
 
 
 def findings_view(
-    found: Sequence[Finding], facts: RunFacts, measured_gains: Mapping[str, float] = NOT_TRIED
+    found: Sequence[Finding],
+    facts: RunFacts,
+    measured_gains: Mapping[str, float] = NOT_TRIED,
+    million: MillionTokens = NOT_KNOWN,
 ) -> tuple[FindingView, ...]:
     """One entry per cause; the same cause in prefill and decode is one."""
     groups: list[list[Finding]] = []
@@ -65,7 +72,8 @@ def findings_view(
         else:
             group.append(finding)
     return tuple(
-        _view(rank, group, facts, measured_gains.get(group[0].rule)) for rank, group in enumerate(groups, start=1)
+        _view(rank, group, facts, measured_gains.get(group[0].rule), million)
+        for rank, group in enumerate(groups, start=1)
     )
 
 
@@ -80,7 +88,9 @@ def _are_twins(one: Finding, other: Finding) -> bool:
     return one.phase in PHASES and other.phase in PHASES
 
 
-def _view(rank: int, group: Sequence[Finding], facts: RunFacts, gained: float | None) -> FindingView:
+def _view(
+    rank: int, group: Sequence[Finding], facts: RunFacts, gained: float | None, million: MillionTokens
+) -> FindingView:
     first = group[0]
     return FindingView(
         rank=rank,
@@ -102,7 +112,16 @@ def _view(rank: int, group: Sequence[Finding], facts: RunFacts, gained: float | 
         refutes=first.refutes,
         doc=first.doc,
         keys=tuple(key_of(finding) for finding in group),
+        per_million=million.saved(_share_of_request(group, facts)),
     )
+
+
+def _share_of_request(group: Sequence[Finding], facts: RunFacts) -> float | None:
+    """The part of a request that is at stake; None where one of the two is not known, or it is paid once."""
+    saved = _in_requests(group, facts)
+    if saved is None or not facts.request_ms or group[0].is_one_time:
+        return None
+    return min(1.0, saved / facts.request_ms)
 
 
 def _evidence(group: Sequence[Finding]) -> list[Evidence]:

@@ -30,6 +30,7 @@ from llm_perf_opt.report.view.captured import (
     served_title,
     served_verdict,
 )
+from llm_perf_opt.report.view.cost import million_tokens
 from llm_perf_opt.report.view.findings import FindingKey, gain_of, gain_of_saving, key_of, saved_in_request_ms, twins
 from llm_perf_opt.report.view.modules import ModulesView, operators_split
 from llm_perf_opt.report.view.roofline import mbu_of, mfu_of
@@ -385,18 +386,10 @@ def _tiles(files: RunFiles, facts: RunFacts) -> tuple[Tile, ...]:
 
 def _cost(files: RunFiles) -> tuple[Tile, ...]:
     """Of a million output tokens of requests one after the other, where somebody said what a device costs."""
-    hardware = files.manifest.config.get("hardware")
-    price = hardware.get("price_per_hour") if isinstance(hardware, Mapping) else None
-    request, tokens = (clean_metric(files.manifest, key) for key in ("e2e_ms", "tokens"))
-    if not isinstance(price, int | float) or isinstance(request, Unknown) or isinstance(tokens, Unknown):
+    found = million_tokens(files).cost
+    if found is None:
         return ()
-    deployment = files.metrics.content.deployment if isinstance(files.metrics, Found) else None
-    batch, devices = (deployment.batch, deployment.tp) if deployment is not None else (1, 1)
-    if tokens.value * batch <= 0:
-        return ()
-    cost = price / 3.6e6 * request.value * devices / (tokens.value * batch) * 1e6
-    how = f"at {price:g} per hour and device, requests one after the other, batch {batch}"
-    cell = Shown(text=digits(cost), value=cost, how=how, source=request.source)
+    cell = Shown(text=digits(found.value), value=found.value, how=found.how, source=found.source)
     return (Tile(key="cost", label="Cost, million tokens", cell=cell, explain="of a million output tokens"),)
 
 

@@ -12,6 +12,7 @@ from llm_perf_opt.diagnosis.run import diagnose_run
 from llm_perf_opt.diagnosis.waterfall import Waterfall, build_waterfall
 from llm_perf_opt.report.facts import gather, joined_ncu
 from llm_perf_opt.report.run_files import EarlierRun, Found, RunFiles
+from llm_perf_opt.report.view.cost import million_tokens
 from llm_perf_opt.report.view.findings import FindingView, findings_view
 from llm_perf_opt.report.view.flame import FlameView, flame_view
 from llm_perf_opt.report.view.headline import (
@@ -33,6 +34,7 @@ from llm_perf_opt.report.view.shown import Shown
 from llm_perf_opt.report.view.subject import PageSubject, phases_shown, subject_of
 from llm_perf_opt.report.view.timeline import TimelineView, timeline_view
 from llm_perf_opt.report.view.waterfall import RequestView, WaterfallView, request_view, waterfalls_view
+from llm_perf_opt.report.view.what_if import WhatIfView, what_if_view
 
 # The parts of a page between its headline and what stages add, in their order.
 PARTS = ("waterfall", "findings", "kernels", "roofline", "timeline", "modules", "memory")
@@ -48,6 +50,7 @@ class ReportView:
     subject: PageSubject
     headline: HeadlineView
     waterfalls: tuple[WaterfallView, ...]
+    what_if: WhatIfView | None
     request: RequestView | None
     steps: Mapping[str, float | None]
     findings: tuple[FindingView, ...]
@@ -118,6 +121,11 @@ class ReportView:
     def is_empty(self) -> bool:
         """Whether nothing was measured and nothing predicted."""
         return not set(self.parts) - {"findings"} and self.request is None
+
+    @property
+    def can_ask_what_if(self) -> bool:
+        """Whether predictions of other choices can be drawn: next to a waterfall."""
+        return self.what_if is not None and "waterfall" in self.parts
 
     @property
     def before_ledger(self) -> str | None:
@@ -196,9 +204,10 @@ def build_view(files: RunFiles) -> ReportView:
         subject=subject,
         headline=_headline(files, facts, falls, diagnosis, modules, subject),
         waterfalls=waterfalls_view(falls, facts, subject),
+        what_if=what_if_view(files),
         request=request_view(files, facts, subject),
         steps={name: phase.steps_per_request for name, phase in facts.phases.items()},
-        findings=findings_view(diagnosis.claims, facts, diagnosis.measured_gains),
+        findings=findings_view(diagnosis.claims, facts, diagnosis.measured_gains, million_tokens(files)),
         diagnosis=diagnosis,
         kernels=kernels,
         roofline=roofline_view(files, facts, kernels),

@@ -38,7 +38,10 @@ class BarRow:
 
 @dataclass(frozen=True, kw_only=True)
 class WaterfallView:
-    """One phase. Texts of a whole request are empty where nobody knows how many steps it has."""
+    """One phase. Texts of a whole request are empty where nobody knows how many steps it has.
+
+    `scale_ms` is what a bar over the whole width takes, `wall_ms` the measured time.
+    """
 
     phase: str
     title: str
@@ -46,6 +49,8 @@ class WaterfallView:
     rows: tuple[BarRow, ...]
     summary: str
     notes: tuple[str, ...]
+    scale_ms: float
+    wall_ms: float | None
     request_title: str = ""
     request_summary: str = ""
 
@@ -83,6 +88,7 @@ def waterfalls_view(
 def waterfall_view(waterfall: Waterfall, steps: float | None = None, subject: PageSubject = MODEL) -> WaterfallView:
     """`steps` is how often the phase's step happens in a request."""
     known = [step for step in waterfall.steps if isinstance(step, KnownStep)]
+    wall = waterfall.known("wall")
     scale = max((step.to_ms for step in known), default=0.0)
     asked = waterfall.steps if subject.no_bounds is None else known
     missing = missing_in_capture(waterfall.phase) if subject.kind == "capture" else {}
@@ -93,6 +99,8 @@ def waterfall_view(waterfall: Waterfall, steps: float | None = None, subject: Pa
         rows=tuple(_row(step, scale, steps, missing) for step in asked),
         summary=_summary(waterfall, 1.0, waterfall.per),
         notes=waterfall.notes,
+        scale_ms=scale,
+        wall_ms=None if wall is None else wall.to_ms,
         request_title="" if steps is None else f"{waterfall.phase.capitalize()}, per request{_of_steps(steps)}",
         request_summary="" if steps is None else _summary(waterfall, steps, "per request"),
     )

@@ -17,11 +17,13 @@ for (const input of document.querySelectorAll('input[name="per"]')) {
     body.dataset.per = input.value;
     remember({ per: input.value });
     redrawKernels();
+    redrawWhatIf();
   });
 }
 if (state.has("per") && switched("per", state.get("per"))) body.dataset.per = state.get("per");
 if (state.has("phase") && switched("phase", state.get("phase"))) body.dataset.phase = state.get("phase");
 redrawKernels();
+redrawWhatIf();
 startTimeline();
 addEventListener("beforeprint", () => redrawTimeline());
 if (anchor() && state.size) goTo(anchor().slice(1));
