@@ -150,23 +150,25 @@ def _points(search: BisectSearch, names: tuple[tuple[str, str], ...]) -> tuple[B
 
 
 def _sentence(search: BisectSearch, names: tuple[tuple[str, str], ...], metric: str) -> str:
+    """What stands behind the outcome."""
     answer = search.answer
     assert answer is not None
     change = "" if answer.change is None else f"{metric} {percent(answer.change)}"
     if answer.low is not None and answer.high is not None:
         change += f" (95 %: {percent(answer.low)} to {percent(answer.high)})"
     if answer.outcome == "no regression":
-        # Without this the verdict would claim more than the pairs show: on a noisy machine that is more than the gate.
-        above = "" if answer.excluded is None else f" above {percent(answer.excluded)} (99.9 %)"
-        why = f"; {answer.reason}" if answer.reason else ""
-        return f"No regression{above} from {names[0][0]} to {names[-1][0]}: {change}{why}."
+        ends = f"{names[0][0]} to {names[-1][0]}: {change}"
+        if answer.excluded is None:
+            return f"{ends}; {answer.reason}."
+        # On a noisy machine the change that is excluded is larger than the gate.
+        return f"{ends}; a change above {percent(answer.excluded)} is excluded (99.9 %)."
     named = [f"{names[one][0]} {names[one][1]}".strip() for one in answer.culprits]
     if not named:
-        return f"Inconclusive: {answer.reason}{f' ({change})' if change else ''}."
+        return f"{answer.reason}{f' ({change})' if change else ''}."
     shown = named[0] if len(named) == 1 else f"one of {', '.join(names[one][0] for one in answer.culprits)}"
     likely = "" if answer.probability is None else f" with a probability of {100 * answer.probability:.1f} %"
     if answer.outcome == "inconclusive":
-        return f"Inconclusive: {answer.reason}; the likeliest is {shown}{likely}: {change}."
+        return f"{answer.reason}; the likeliest is {shown}{likely}: {change}."
     return f"{shown} made it worse{likely}: {change}."
 
 
