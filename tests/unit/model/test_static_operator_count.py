@@ -11,7 +11,7 @@ import pytest
 from llm_perf_opt.model.hardware.work import View
 from llm_perf_opt.model.static.closed_form import Phase
 from llm_perf_opt.model.static.operator_count import Count
-from llm_perf_opt.model.static.parts import Model
+from llm_perf_opt.model.static.parts import LatentAttention, Model
 from tests.support.static_cases import FAMILY_CASES, SMALL, preset_geometry, preset_model
 
 torch = pytest.importorskip("torch")
@@ -20,7 +20,7 @@ transformers = pytest.importorskip("transformers")
 from llm_perf_opt.core.names import DECODE, PREFILL  # noqa: E402
 from llm_perf_opt.model.families.known import read_text_model  # noqa: E402
 from llm_perf_opt.model.hardware.work import Dtypes  # noqa: E402
-from llm_perf_opt.model.static.closed_form import count_parameters, decode_phase, prefill_phase  # noqa: E402
+from llm_perf_opt.model.static.closed_form import count_parameters, decode_phase, kv_bytes, prefill_phase  # noqa: E402
 from llm_perf_opt.model.static.double_entry import UNEXPLAINED, disagreements, double_entry  # noqa: E402
 from llm_perf_opt.model.static.operator_count import count_operators, operator_cost  # noqa: E402
 from llm_perf_opt.model.static.prediction import estimate_operators  # noqa: E402
@@ -84,7 +84,9 @@ NOT_COUNTED |= {
     "deepseek_v32",
     "gemma4_text",
     "glm_moe_dsa",
+    "kimi_linear",
     "mimo_v2_flash",
+    "minimax_m3_vl_text",
     "dbrx",
     "jamba",
     "lfm2",
@@ -102,6 +104,68 @@ def test_parameters_equal_what_transformers_builds(model_type: str) -> None:
     assert count_parameters(read_text_model(data, where=model_type)).total == sum(
         p.numel() for p in module.parameters()
     )
+
+
+# As the files of the checkpoints say it, which transformers reads into other fields.
+STEP = {
+    **{key: value for key, value in SMALL.items() if key != "num_key_value_heads"},
+    "model_type": "step3p5",
+    "num_attention_groups": 2,
+    "head_dim": 16,
+    "sliding_window": 16,
+    "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"],
+    "num_nextn_predict_layers": 1,
+    "moe_layers_enum": "1,2,3",
+    "moe_num_experts": 8,
+    "moe_top_k": 2,
+    "moe_intermediate_size": 48,
+    "share_expert_dim": 40,
+    "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 6},
+}
+KIMI = {
+    **SMALL,
+    **{key: value for key, value in FAMILY_CASES["kimi_linear"].items() if not key.startswith("linear_")},
+    "model_type": "kimi_linear",
+    "num_experts": 8,
+    "num_experts_per_token": 2,
+    "num_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "linear_attn_config": {"full_attn_layers": [2, 4], "kda_layers": [1, 3], "head_dim": 8, "num_heads": 4},
+}
+
+
+def test_step_has_the_parameters_that_transformers_builds() -> None:
+    from transformers.models.step3p7 import Step3p7TextConfig, Step3p7TextModel
+
+    with torch.device("meta"):
+        module = Step3p7TextModel(Step3p7TextConfig(**{k: v for k, v in STEP.items() if k != "model_type"}))
+    model = read_text_model(STEP, where="step")
+    head = STEP["hidden_size"] * STEP["vocab_size"]
+    assert count_parameters(model).total == sum(p.numel() for p in module.parameters()) + head
+    (full, near) = sorted({layer.attention.heads for layer, _ in model.decoder.blocks})  # type: ignore[union-attr]
+    assert (full, near) == (4, 6)
+    assert read_text_model({**STEP, "moe_layers_enum": [1, 2, 3]}, where="step") == model
+
+
+def test_kimi_is_read_under_the_names_its_file_uses() -> None:
+    module = transformers.AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        built = module(transformers.AutoConfig.for_model(**KIMI), dtype=torch.bfloat16)
+    model = read_text_model(KIMI, where="kimi")
+    assert count_parameters(model).total == sum(p.numel() for p in built.parameters())
+    assert sum(count for layer, count in model.decoder.blocks if isinstance(layer.attention, LatentAttention)) == 2
+
+
+def test_keys_that_are_picked_bound_what_a_step_reads_and_not_what_is_kept() -> None:
+    data = {**SMALL, **FAMILY_CASES["minimax_m3_vl_text"], "model_type": "minimax_m3_vl_text"}
+    model = read_text_model(data, where="m3")
+    every = read_text_model({**data, "layer_types": ["full_attention"] * 4}, where="m3")
+    sparse, full = (decode_phase(one, batch=1, context=1024, dtypes=BF16).total for one in (model, every))
+    # 3 of 4 layers read 8 keys of two heads, of 16 each, and the index of all 1,025; the others all keys and values.
+    each = 2 * (16 + 16) * 2
+    assert full.kv_read_bytes == 4 * 1025 * each
+    assert sparse.kv_read_bytes == 1025 * each + 3 * (8 * each + 1025 * 16 * 2)
+    assert kv_bytes(model, 1024, BF16) == kv_bytes(every, 1024, BF16) + 3 * 1024 * 16 * 2
 
 
 @pytest.mark.parametrize("model_type", sorted(set(FAMILY_CASES) - NOT_COUNTED))

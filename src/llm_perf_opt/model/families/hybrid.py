@@ -1,7 +1,7 @@
 """Decoders that keep a state of fixed size instead of a growing cache, in all layers or in some.
 
 Mamba in all; Bamba, Granite 4, Jamba, LFM2 and Nemotron-H attention in a few; Falcon-H1 both side by side; Qwen3-Next
-and Qwen3.5 have a gated delta rule in three layers of four.
+and Qwen3.5 have a gated delta rule in three layers of four, Kimi Linear one with a decay for each channel.
 """
 
 from llm_perf_opt.errors import ParseError
@@ -13,7 +13,15 @@ from llm_perf_opt.model.static.config_json import (
     read_dense_mlp,
     read_heads,
 )
-from llm_perf_opt.model.static.parts import Decoder, DenseMlp, GroupedAttention, Layer, Moe, StateMixer
+from llm_perf_opt.model.static.parts import (
+    Decoder,
+    DenseMlp,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+    Moe,
+    StateMixer,
+)
 
 LINEAR = "linear_attention"
 # A block without attention and without a state.
@@ -247,6 +255,70 @@ def read_qwen3_next(f: Fields, model_type: str) -> Decoder:
         for i in range(count)
     ]
     return build_decoder(f, model_type, layers, tied=False)
+
+
+def read_kimi_linear(f: Fields, model_type: str) -> Decoder:
+    """Delta rule with a decay for each channel in most layers, latent attention in the others, DeepSeek's experts."""
+    count = f.integer("num_hidden_layers")
+    sizes = f.section("linear_attn_config") if f.has("linear_attn_config") else None
+    head_dim, heads, kernel = (
+        (f.integer("linear_head_dim", 128), f.integer("linear_num_heads", 32), f.integer("linear_conv_kernel_dim", 4))
+        if sizes is None
+        else (sizes.integer("head_dim"), sizes.integer("num_heads"), sizes.integer("short_conv_kernel_size", 4))
+    )
+    width = heads * head_dim
+    mixer = StateMixer(
+        # Queries, keys, values; a step for each head; the lower ranks of decay and gate.
+        in_width=3 * width + heads + 2 * head_dim,
+        out_width=width,
+        conv_channels=3 * width,
+        conv_kernel=kernel,
+        state_elements=width * head_dim,
+        inner_elements=2 * head_dim * width,
+        # A norm of one head's width, the decay's bias for each channel, a decay for each head.
+        other_params=head_dim + width + heads,
+    )
+    attention = LatentAttention(
+        heads=f.integer("num_attention_heads"),
+        q_rank=f.nullable_integer("q_lora_rank", None),
+        kv_rank=f.integer("kv_lora_rank"),
+        nope_dim=f.integer("qk_nope_head_dim"),
+        rope_dim=f.integer("qk_rope_head_dim"),
+        v_dim=f.integer("v_head_dim"),
+        bias=f.boolean("attention_bias", False),
+    )
+    moe_width = f.integer("moe_intermediate_size")
+    moe = Moe(
+        experts=_first_integer(f, "num_experts", "num_local_experts"),
+        top_k=_first_integer(f, "num_experts_per_token", "num_experts_per_tok"),
+        width=moe_width,
+        shared_width=_first_integer(f, "num_shared_experts", "n_shared_experts") * moe_width,
+        is_router_float32=True,
+    )
+    first = f.count("first_k_dense_replace", 1)
+    kinds = f.texts("mlp_layer_types") or tuple("dense" if i < first else "sparse" for i in range(count))
+    dense = read_dense_mlp(f)
+    full = _full_layers(f, sizes, count)
+    layers = [
+        Layer(attention=attention if i in full else mixer, feed_forward=dense if kinds[i] == "dense" else moe)
+        for i in range(count)
+    ]
+    return build_decoder(f, model_type, layers, tied=False)
+
+
+def _full_layers(f: Fields, sizes: Fields | None, count: int) -> set[int]:
+    """Layers with attention; the file counts them from 1."""
+    types = f.texts("layer_types")
+    if types is not None:
+        return {i for i, kind in enumerate(types) if kind == FULL}
+    if sizes is not None and sizes.has("full_attn_layers"):
+        return {layer - 1 for layer in sizes.integers("full_attn_layers")}
+    return {i for i in range(1, count) if i % 4 == 0}
+
+
+def _first_integer(f: Fields, *names: str) -> int:
+    """Files and transformers call a field by different names."""
+    return f.integer(next((name for name in names if f.has(name)), names[0]))
 
 
 def _qwen_experts(f: Fields) -> Moe:

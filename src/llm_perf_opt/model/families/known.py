@@ -22,6 +22,7 @@ from llm_perf_opt.model.families.hybrid import (
     read_falcon_h1,
     read_granite_hybrid,
     read_jamba,
+    read_kimi_linear,
     read_lfm2,
     read_mamba,
     read_mamba2,
@@ -45,6 +46,8 @@ from llm_perf_opt.model.families.routed import (
     read_llama4,
     read_mimo_v2,
     read_minimax_m2,
+    read_minimax_m3,
+    read_step3,
 )
 from llm_perf_opt.model.families.variants import (
     read_dbrx,
@@ -367,6 +370,7 @@ FAMILIES: dict[str, Callable[[Fields, str], Decoder]] = {
     "mamba2": read_mamba2,
     "mimo_v2_flash": read_mimo_v2,
     "minimax_m2": read_minimax_m2,
+    "minimax_m3_vl_text": read_minimax_m3,
     "nemotron_h": read_nemotron_h,
     "olmo3": read_olmo3,
     "qwen3_next": read_qwen3_next,
@@ -387,6 +391,7 @@ FAMILIES: dict[str, Callable[[Fields, str], Decoder]] = {
     "granitemoeshared": read_mixed,
     "hunyuan_v1_dense": read_hunyuan,
     "jamba": read_jamba,
+    "kimi_linear": read_kimi_linear,
     "lfm2": read_lfm2,
     "mamba": read_mamba,
     "ministral3": read_windowed,
@@ -401,6 +406,7 @@ FAMILIES: dict[str, Callable[[Fields, str], Decoder]] = {
     "qwen3_5_text": read_qwen3_next,
     "seed_oss": read_seed_oss,
     "stablelm": read_stablelm,
+    "step3p5": read_step3,
 }
 # Their code lies beside the weights, so transformers alone cannot build them and nothing here could be compared.
 REMOTE_FAMILIES: dict[str, Callable[[Fields, str], Decoder]] = dict.fromkeys(

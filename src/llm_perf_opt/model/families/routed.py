@@ -1,4 +1,6 @@
-"""Further decoders with routed experts: Llama 4, GLM-4 MoE, MiniMax-M2, MiMo-V2 and Gemma 4."""
+"""Further decoders with routed experts: Llama 4, GLM-4 MoE, MiniMax-M2 and M3, MiMo-V2, Step-3.5 and Gemma 4."""
+
+from dataclasses import replace
 
 from llm_perf_opt.model.static.config_json import (
     FULL,
@@ -10,7 +12,18 @@ from llm_perf_opt.model.static.config_json import (
     read_heads,
     read_layer_types,
 )
-from llm_perf_opt.model.static.parts import Decoder, DenseMlp, FeedForward, GroupedAttention, Layer, Moe
+from llm_perf_opt.model.static.parts import (
+    Decoder,
+    DenseMlp,
+    FeedForward,
+    GroupedAttention,
+    KeyIndexer,
+    Layer,
+    Moe,
+)
+
+# A layer whose queries see what an indexer picks.
+SPARSE = "minimax_m3_sparse"
 
 
 def read_llama4(f: Fields, model_type: str) -> Decoder:
@@ -100,6 +113,103 @@ def read_minimax_m2(f: Fields, model_type: str) -> Decoder:
         ),
     )
     return build_decoder(f, model_type, [layer] * f.integer("num_hidden_layers"), tied=False)
+
+
+def read_minimax_m3(f: Fields, model_type: str) -> Decoder:
+    """Layers whose queries see the blocks of keys that an indexer picks, and full ones; a shared expert."""
+    count = f.integer("num_hidden_layers")
+    heads, kv_heads, head_dim = read_heads(f)
+    full = GroupedAttention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, norm_elements=2 * head_dim)
+    sizes = f.section("sparse_attention_config") if f.has("sparse_attention_config") else None
+
+    def size(flat: str, nested: str, default: int) -> int:
+        return f.integer(flat, default) if sizes is None else sizes.integer(nested, default)
+
+    sparse = replace(
+        full,
+        indexer=KeyIndexer(
+            heads=size("index_n_heads", "sparse_num_index_heads", 4),
+            dim=size("index_head_dim", "sparse_index_dim", 128),
+            most_keys=size("index_topk_blocks", "sparse_topk_blocks", 16)
+            * size("index_block_size", "sparse_block_size", 128),
+        ),
+    )
+    moe = Moe(
+        experts=f.integer("num_local_experts"),
+        top_k=f.integer("num_experts_per_tok"),
+        width=f.integer("intermediate_size"),
+        shared_width=f.integer("shared_intermediate_size"),
+    )
+    dense = DenseMlp(width=f.integer("dense_intermediate_size"))
+    attends = f.texts("layer_types")
+    if attends is None and sizes is not None and sizes.has("sparse_attention_freq"):
+        attends = tuple(SPARSE if picks else FULL for picks in sizes.integers("sparse_attention_freq"))
+    routed = f.texts("mlp_layer_types")
+    if routed is None and f.has("moe_layer_freq"):
+        routed = tuple("sparse" if has_experts else "dense" for has_experts in f.integers("moe_layer_freq"))
+    layers = [
+        Layer(
+            attention=sparse if attends is not None and attends[i] == SPARSE else full,
+            feed_forward=dense if routed is not None and routed[i] == "dense" else moe,
+        )
+        for i in range(count)
+    ]
+    return build_decoder(f, model_type, layers, tied=False)
+
+
+def read_step3(f: Fields, model_type: str) -> Decoder:
+    """Step-3.5 and 3.7: windows with more heads in most layers, a gate for each head, experts after the first layers.
+
+    The file's lists may go on for layers that predict further tokens, which are not counted.
+    """
+    count = f.integer("num_hidden_layers")
+    heads, head_dim = f.integer("num_attention_heads"), f.integer("head_dim", 128)
+    kv_heads = f.integer("num_attention_groups" if f.has("num_attention_groups") else "num_key_value_heads")
+    bias = f.boolean("attention_bias", False)
+    other = f.section("attention_other_setting") if f.has("attention_other_setting") else None
+    near_heads = f.integer(
+        "num_sliding_attention_heads", heads if other is None else other.integer("num_attention_heads")
+    )
+
+    def attention(count: int, window: int | None) -> GroupedAttention:
+        return GroupedAttention(
+            heads=count,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            window=window,
+            qkv_bias=bias,
+            out_bias=bias,
+            norm_elements=2 * head_dim,
+            gate_width=count,
+        )
+
+    near, full = attention(near_heads, f.nullable_integer("sliding_window", None)), attention(heads, None)
+    moe = Moe(
+        experts=f.integer("moe_num_experts" if f.has("moe_num_experts") else "n_routed_experts"),
+        top_k=f.integer("moe_top_k" if f.has("moe_top_k") else "num_experts_per_tok"),
+        width=f.integer("moe_intermediate_size"),
+        shared_width=f.integer("share_expert_dim"),
+    )
+    dense = read_dense_mlp(f, bias=f.boolean("mlp_bias", False))
+    types = f.texts("layer_types") or (FULL,) * count
+    routed = _step_layers(f, count)
+    layers = [
+        Layer(attention=near if types[i] == SLIDING else full, feed_forward=moe if i in routed else dense)
+        for i in range(count)
+    ]
+    return build_decoder(f, model_type, layers, tied=False)
+
+
+def _step_layers(f: Fields, count: int) -> set[int]:
+    """Layers with experts: listed by kind, by number (as text or as numbers), or all but the first three."""
+    kinds = f.texts("mlp_layer_types")
+    if kinds is not None:
+        return {i for i, kind in enumerate(kinds) if kind == "sparse"}
+    if not f.has("moe_layers_enum"):
+        return set(range(3, count))
+    if f.is_text("moe_layers_enum"):
+        return {int(part) for part in f.text("moe_layers_enum").split(",") if part.strip().isdecimal()}
+    return set(f.integers("moe_layers_enum"))
 
 
 def read_mimo_v2(f: Fields, model_type: str) -> Decoder:

@@ -8,6 +8,7 @@ from llm_perf_opt.model.static.parts import (
     DenseMlp,
     FeedForward,
     GroupedAttention,
+    KeyIndexer,
     LatentAttention,
     Moe,
     StateMixer,
@@ -29,9 +30,16 @@ def attention_params(a: Attention, hidden: int) -> int:
         projections = linear_params(hidden, a.in_width, bias=a.bias) + linear_params(a.out_width, hidden, bias=a.bias)
         return projections + conv + a.inner_elements + a.other_params
     width = (_query_heads(a) + a.kv_heads) * a.head_dim + (a.kv_heads * a.value_dim if a.has_values else 0)
-    projections = linear_params(hidden, width, bias=a.qkv_bias)
+    projections = linear_params(hidden, width, bias=a.qkv_bias) + linear_params(hidden, a.gate_width)
     out = linear_params(a.heads * a.value_dim, hidden, bias=a.out_bias)
-    return projections + out + a.norm_elements + a.sinks
+    # Norms of the indexer's queries and of its key.
+    picking = 0 if a.indexer is None else _picking_elements(a.indexer, hidden) + 2 * a.indexer.dim
+    return projections + out + a.norm_elements + a.sinks + picking
+
+
+def _picking_elements(indexer: KeyIndexer, hidden: int) -> int:
+    """The indexer's projections: its queries and its key."""
+    return hidden * (indexer.heads + 1) * indexer.dim
 
 
 def _query_heads(a: GroupedAttention) -> int:
@@ -45,7 +53,8 @@ def attention_matrix_elements(a: Attention, hidden: int) -> int:
         return hidden * (a.in_width + a.out_width) + a.inner_elements
     if isinstance(a, GroupedAttention):
         values = a.heads + (a.kv_heads if a.has_values else 0)
-        return hidden * ((_query_heads(a) + a.kv_heads) * a.head_dim + values * a.value_dim)
+        picking = 0 if a.indexer is None else _picking_elements(a.indexer, hidden)
+        return hidden * ((_query_heads(a) + a.kv_heads) * a.head_dim + values * a.value_dim + a.gate_width) + picking
     q_width = a.heads * a.qk_dim
     query = hidden * q_width if a.q_rank is None else (hidden + q_width) * a.q_rank
     up = a.kv_rank * a.heads * (a.nope_dim + a.v_dim)
@@ -58,7 +67,7 @@ def kv_elements(a: Attention, mode: MlaMode) -> int:
     if isinstance(a, StateMixer):
         return 0
     if isinstance(a, GroupedAttention):
-        return a.kv_heads * (a.head_dim + a.value_dim)
+        return a.kv_heads * (a.head_dim + a.value_dim) + (0 if a.indexer is None else a.indexer.dim)
     return (a.heads * (a.qk_dim + a.v_dim) if mode == "cached" else a.latent) + (a.index_dim if a.index_heads else 0)
 
 
@@ -91,6 +100,8 @@ def attention_work(a: Attention, hidden: int, step: Step, dtypes: Dtypes, mode: 
         return _mixer_work(a, hidden, step, dtypes)
     q_width, kv_width = a.heads * a.head_dim, a.kv_heads * a.head_dim
     gate = linear(step.rows, hidden, q_width, dtypes, bias=a.qkv_bias) if a.has_gate else Work()
+    if a.gate_width:
+        gate += linear(step.rows, hidden, a.gate_width, dtypes)
     if a.is_fused_qkv:
         # One product reads the input once; the key and value part of its result is the cache's.
         q = linear(step.rows, hidden, q_width, dtypes, bias=a.qkv_bias)
@@ -107,10 +118,24 @@ def attention_work(a: Attention, hidden: int, step: Step, dtypes: Dtypes, mode: 
         projections = q + k + v
     out = linear(step.rows, a.heads * a.value_dim, hidden, dtypes, bias=a.out_bias)
     keys = keys_seen(step, a.window)
-    scores = _scores(a.heads, a.head_dim, a.value_dim, keys, step, a.window)
+    most, picking = a.window, Work()
+    if a.indexer is not None:
+        most, picking = a.indexer.most_keys, _picking_work(a.indexer, hidden, step, dtypes)
+        # A prompt's queries pick different keys, so it is reckoned as one block of all of them.
+        keys = min(keys, most) if step.new == 1 else keys
+    scores = _scores(a.heads, a.head_dim, a.value_dim, keys, step, most) + picking
     kv_read = step.batch * keys * a.kv_heads * (a.head_dim + a.value_dim) * dtypes.kv_bytes
     in_and_out = step.rows * a.heads * (a.head_dim + a.value_dim) * dtypes.compute_bytes
     return projections + gate + scores + Work(kv_read_bytes=kv_read, activation_bytes=in_and_out) + out
+
+
+def _picking_work(indexer: KeyIndexer, hidden: int, step: Step, dtypes: Dtypes) -> Work:
+    """Scores of every earlier key, and the projections that make queries and key."""
+    flops = 2 * step.batch * needed_pairs(step.new, step.past) * indexer.heads * indexer.dim
+    keys = step.batch * (step.past + step.new) * indexer.dim
+    scores = Work(flops=flops, kv_read_bytes=keys * dtypes.kv_bytes)
+    queries = linear(step.rows, hidden, indexer.heads * indexer.dim, dtypes)
+    return queries + linear(step.rows, hidden, indexer.dim, dtypes, writes_kv=True) + scores
 
 
 def _mixer_work(a: StateMixer, hidden: int, step: Step, dtypes: Dtypes) -> Work:

@@ -12,12 +12,22 @@ OTHER = "other"
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeyIndexer:
+    """Picks at most `most_keys` keys for a query: `heads` queries of `dim` are scored against one key of a token."""
+
+    heads: int
+    dim: int
+    most_keys: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class GroupedAttention:
     """Attention with `kv_heads` shared by `heads` (equal: MHA, one: MQA). `window` None: every earlier token is seen.
 
     `norm_elements` are the weights of query and key norms, `sinks` learned scores per head. `has_gate`: the query's
     projection is twice as wide and its second half gates the result. `v_dim`: values of another width than keys;
-    `has_values`: else they are made of what the keys are made of, without a projection of their own.
+    `has_values`: else they are made of what the keys are made of, without a projection of their own. `gate_width`:
+    columns of a projection of its own that gates the result. `indexer`: a query sees the keys it picks alone.
     """
 
     heads: int
@@ -32,6 +42,8 @@ class GroupedAttention:
     norm_elements: int = 0
     sinks: int = 0
     has_gate: bool = False
+    gate_width: int = 0
+    indexer: KeyIndexer | None = None
 
     @property
     def value_dim(self) -> int:

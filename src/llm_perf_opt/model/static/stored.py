@@ -160,7 +160,10 @@ def _matrices(layer: Layer, hidden: int) -> list[tuple[str, str, float]]:
             (ATTENTION, "k_proj", hidden * key),
             (ATTENTION, "v_proj", hidden * a.kv_heads * a.value_dim if a.has_values else 0),
             (ATTENTION, "o_proj", hidden * a.heads * a.value_dim),
+            (ATTENTION, "g_proj", hidden * a.gate_width),
         ]
+        if a.indexer is not None:
+            found.append((ATTENTION, "indexer", hidden * (a.indexer.heads + 1) * a.indexer.dim))
     elif isinstance(a, LatentAttention):
         width = a.heads * a.qk_dim
         if a.q_rank is None:
