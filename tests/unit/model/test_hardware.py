@@ -143,6 +143,8 @@ def test_peaks_are_dense_and_as_the_data_sheets_say() -> None:
         "xeon_8380": (None, 204.8, None),
         "xeon_8480": (None, 307.2, None),
         "xeon_8592": (None, 358.4, None),
+        "ascend_910b2": (353.9, 1600.0, 68.72),
+        "ascend_910b3": (294.9, 1600.0, 68.72),
         "l40": (181.05, 864.0, 48.31),
         "mi350x": (2306.9, 8000.0, 309.24),
         "rtx2080_ti": (None, 616.0, 11.81),

@@ -172,6 +172,13 @@ def test_functions_are_matched_without_their_lines_and_the_largest_change_comes_
     assert found["prog.py: work"].where == "work (prog.py:1)"
     built_in = "<built-in method builtins.sum>"
     assert found[f"{built_in} in prog.py: work"].where == f"{built_in} in work (prog.py:1)"
+    for release in ("1.0", "1.1"):
+        package = tmp_path / "environments" / release / "lib" / "site-packages"
+        package.mkdir(parents=True)
+        (package / "pkg.py").write_text("def work():\n    return 1\nwork()\n")
+        argv = [sys.executable, "-m", "cProfile", "-o", str(stats), str(package / "pkg.py")]
+        subprocess.run(argv, check=True, timeout=60)
+        assert own_times(stats, tmp_path)["pkg.py: work"].where == "work (pkg.py:1)"
     commands = (["python3.12", "x.py"], ["python", "-m", "x"], ["python", "-c", "1"], ["./x"])
     assert [is_script(words) for words in commands] == [True, True, False, False]
 

@@ -19,6 +19,7 @@ from llm_perf_opt.system.process import run_command
 from llm_perf_opt.system.redact import Redactor
 
 PAGE_FILE = "neighbours.html"
+PACKAGES = "site-packages"
 # Part of the whole change from which on a function is listed.
 WORTH_LISTING = 0.15
 # Of cProfile: file, line, function; and calls, own calls, own seconds, seconds with callees, callers.
@@ -109,7 +110,12 @@ def _named(function: _Function, root: Path) -> tuple[str, str]:
     if not number:
         return name, name
     path = Path(file)
-    shown = str(path.relative_to(root)) if path.is_absolute() and path.is_relative_to(root) else path.name
+    installed = path.parts.index(PACKAGES) + 1 if PACKAGES in path.parts else None
+    if installed is not None:
+        # Two environments hold the same package in different places.
+        shown = str(Path(*path.parts[installed:]))
+    else:
+        shown = str(path.relative_to(root)) if path.is_absolute() and path.is_relative_to(root) else path.name
     return f"{shown}: {name}", f"{name} ({shown}:{number})"
 
 
