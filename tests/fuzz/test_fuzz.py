@@ -36,7 +36,7 @@ from llm_perf_opt.profiling.nsys.scrub import scrub_export
 from llm_perf_opt.system.redact import Redactor
 from llm_perf_opt.system.terminal import printable
 from llm_perf_opt.workload.models.snapshot import read_config
-from tests.fuzz.made_up import CHEAP, JSON, SLOW, SLOWEST, answers, cases, damaged
+from tests.fuzz.made_up import CHEAP, JSON, SLOW, SLOWEST, answers, cases, damaged, retyped, retyped_columns
 from tests.support.fixtures_dir import DATA
 from tests.support.nsys_builder import Export
 from tests.support.trace_builder import event
@@ -135,15 +135,6 @@ def full_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# What a column may hold in a file somebody joined, edited or cut, whatever its type is.
-VALUES = st.one_of(
-    st.none(),
-    st.sampled_from(("", "nan", "1e999", "-1", "0x10", b"", b"\x00\xff", 1.5, -1.0, float("inf"), 2**63 - 1, -(2**63))),
-    st.integers(-(2**63), 2**63 - 1),
-    st.text(max_size=8),
-)
-
-
 @cases(SLOW)
 @given(draw=st.data())
 def test_an_export_of_nsys_with_values_of_another_type_in_any_column(
@@ -151,23 +142,10 @@ def test_an_export_of_nsys_with_values_of_another_type_in_any_column(
 ) -> None:
     path = folder / "typed.sqlite"
     shutil.copy(full_export, path)
-    with closing(sqlite3.connect(path)) as database, database:
-        columns = [(table, column) for table, names in _tables(database) for column in names]
-        # Each alone: what is wrong in the first table that is read hides the others.
-        for table, column in draw.draw(st.lists(st.sampled_from(columns), min_size=1, max_size=2)):
-            # A type is a wish in SQLite but for a primary key.
-            database.execute(f'CREATE TABLE new AS SELECT * FROM "{table}"')
-            database.execute(f'DROP TABLE "{table}"')
-            database.execute(f'ALTER TABLE new RENAME TO "{table}"')
-            database.execute(f'UPDATE "{table}" SET "{column}" = ?', (draw.draw(VALUES),))
+    draw.draw(retyped_columns(path))
     answers(lambda: read_nsys_sqlite(path))
     answers(lambda: scrub_export(path))
     answers(lambda: read_nsys_sqlite(path))
-
-
-def _tables(database: sqlite3.Connection) -> list[tuple[str, list[str]]]:
-    names = [str(name) for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    return [(name, [str(row[1]) for row in database.execute(f'PRAGMA table_info("{name}")')]) for name in names]
 
 
 CELL = st.sampled_from(("", "nan", "n/a", "inf", "-1", "1,000", "1e999", "0x10", "9" * 30, "\x00")) | st.text(
@@ -213,23 +191,11 @@ def test_a_summary_of_nsys_with_rows_of_another_length(text: str) -> None:
     answers(lambda: parse_stats(text, source="x.csv"))
 
 
-TYPED = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.lists(st.integers(), max_size=2)
-)
-
-
 @cases(CHEAP)
 @given(draw=st.data())
 def test_a_torch_trace_with_values_of_another_type(folder: Path, draw: st.DataObject) -> None:
-    whole = json.loads(TRACE)
-    for _ in range(draw.draw(st.integers(1, 4))):
-        one = draw.draw(st.sampled_from(whole["traceEvents"]))
-        inner = one["args"] if one.get("args") and draw.draw(st.booleans()) else one
-        inner[draw.draw(st.sampled_from(sorted(inner)))] = draw.draw(TYPED)
-        if not isinstance(one.get("args"), dict):
-            one.pop("args", None)
     path = folder / "typed.json"
-    path.write_text(json.dumps(whole))
+    path.write_text(json.dumps(draw.draw(retyped(json.loads(TRACE)))))
     answers(lambda: read_torch_trace(path, processes=1))
 
 

@@ -272,10 +272,10 @@ def _run(
 def _show(document: "BisectDocument", folder: Path, *, as_json: bool) -> None:
     from llm_perf_opt.core.manifest import write_json
     from llm_perf_opt.report.compare.bisect import render_markdown, render_terminal
-    from llm_perf_opt.system.files import write_whole
+    from llm_perf_opt.system.files import write_page
 
     write_json(folder / JSON_FILE, document)
-    write_whole(folder / MARKDOWN_FILE, render_markdown(document).encode("utf-8", "backslashreplace"))
+    write_page(folder / MARKDOWN_FILE, render_markdown(document))
     if as_json:
         import msgspec
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from llm_perf_opt.compare.gate import Condition, exit_code, gate_metrics, parse_condition
 from llm_perf_opt.config.arguments import command_parser, written_by
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, did_you_mean
-from llm_perf_opt.system.files import write_whole
+from llm_perf_opt.system.files import write_page
 
 if TYPE_CHECKING:
     from llm_perf_opt.compare.comparison import CompareDocument
@@ -130,7 +130,7 @@ def _gated(found: "CompareDocument", args: argparse.Namespace) -> int:
         from llm_perf_opt.report.compare.gates import junit_xml
 
         with written_by("--junit", args.junit):
-            write_whole(args.junit, junit_xml(found).encode("utf-8"))
+            write_page(args.junit, junit_xml(found))
     if args.github:
         from llm_perf_opt.report.compare.gates import github_annotations
 
@@ -307,7 +307,6 @@ def _write(found: "CompareDocument", base: "ReadSide", candidate: "ReadSide", ou
 
     out_dir.mkdir(parents=True, exist_ok=True)
     write_json(out_dir / JSON_FILE, found)
-    write_whole(out_dir / MARKDOWN_FILE, render_markdown(found).encode("utf-8", "backslashreplace"))
-    whole = render_page(found, (base.timeline, candidate.timeline))
-    page = write_whole(out_dir / PAGE_FILE, whole.encode("utf-8", "backslashreplace"))
+    write_page(out_dir / MARKDOWN_FILE, render_markdown(found))
+    page = write_page(out_dir / PAGE_FILE, render_page(found, (base.timeline, candidate.timeline)))
     print(f"written: {page}", file=sys.stderr)

@@ -12,7 +12,7 @@ from llm_perf_opt.config.arguments import command_parser, written_by
 from llm_perf_opt.errors import EXIT_OK, ConfigError, ToolError
 from llm_perf_opt.pipeline.index import IndexedRun, index_run
 from llm_perf_opt.report.render.openmetrics import render_openmetrics
-from llm_perf_opt.system.files import write_whole
+from llm_perf_opt.system.files import write_page
 
 TEXTS = ("prometheus", "openmetrics")
 PACKAGES = {"mlflow": "mlflow", "wandb": "wandb"}
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_OK
     # A collector must not read half a file.
     with written_by("-o", args.output):
-        write_whole(args.output, text.encode("utf-8", "backslashreplace"))
+        write_page(args.output, text)
     print(f"written: {args.output}", file=sys.stderr)
     return EXIT_OK
 

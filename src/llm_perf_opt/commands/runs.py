@@ -11,7 +11,7 @@ from llm_perf_opt.config.arguments import command_parser, written_by
 from llm_perf_opt.core.manifest import strict_json
 from llm_perf_opt.errors import ConfigError, did_you_mean
 from llm_perf_opt.pipeline.catalogue import LocalFolder, RunFolder, RunRow, list_runs, short
-from llm_perf_opt.system.files import write_whole
+from llm_perf_opt.system.files import write_page
 from llm_perf_opt.system.terminal import printable
 
 if TYPE_CHECKING:
@@ -124,9 +124,9 @@ def _chosen(folder: RunFolder, args: argparse.Namespace) -> int:
     if args.columns and unknown:
         print(f"note: no run has {', '.join(unknown)}", file=sys.stderr)
     if args.html is not None:
-        page = _trend_page(runs, chosen, args.html).encode("utf-8", "backslashreplace")
+        page = _trend_page(runs, chosen, args.html)
         with written_by("--html", args.html):
-            write_whole(args.html, page)
+            write_page(args.html, page)
         print(f"written: {args.html}", file=sys.stderr)
     if args.json:
         found = [{"run": r.run_id, "path": r.path, **{name: r.value(name) for name in chosen}} for r in runs]

@@ -14,6 +14,7 @@ from llm_perf_opt.core.records import RunStatus, StageFile, StageRecord
 from llm_perf_opt.errors import ManifestError
 from llm_perf_opt.system.files import read_limited, real_path, refuse_absurd_numbers, write_whole
 from llm_perf_opt.system.redact import Redactor
+from llm_perf_opt.system.terminal import HIDDEN
 
 SCHEMA_VERSION = 1
 LARGEST_BYTES = 64 << 20
@@ -115,13 +116,15 @@ def strict_json(
     """A document as JSON that every parser reads: NaN and infinities, which JSON does not have, become null."""
 
     def text(value: Any) -> str:
-        return json.dumps(
-            value,
-            indent=indent,
-            separators=separators,
-            ensure_ascii=ensure_ascii,
-            default=_plain,
-            allow_nan=False,
+        return _shown_as_escapes(
+            json.dumps(
+                value,
+                indent=indent,
+                separators=separators,
+                ensure_ascii=ensure_ascii,
+                default=_plain,
+                allow_nan=False,
+            )
         )
 
     try:
@@ -129,6 +132,11 @@ def strict_json(
     except ValueError:
         # Rare: only then is everything written and read once more.
         return text(json.loads(json.dumps(data, default=_plain), parse_constant=lambda _: None))
+
+
+def _shown_as_escapes(text: str) -> str:
+    """JSON whose control and bidi characters are escapes: the same values, and safe to print on a terminal."""
+    return text if text.isascii() else HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.preflight import RUN_EXTRA
 from llm_perf_opt.planning.counted import REFUSALS
-from llm_perf_opt.workload.models.snapshot import find_size_problems, first_line
+from llm_perf_opt.workload.models.snapshot import build_config, find_size_problems, first_line
 
 _PARTS = ("vision_config", "audio_config")
 # Read for what they say of sizes alone; the weights' format changes no count.
@@ -54,11 +54,11 @@ def count_beside(geometry: Mapping[str, Any], *, where: str) -> Beside:
 
 def _outside_decoder(fields: Mapping[str, Any]) -> dict[str, int]:
     import torch
-    from transformers import CONFIG_MAPPING, AutoConfig, AutoModel
+    from transformers import CONFIG_MAPPING, AutoModel
 
     if (kind := str(fields.get("model_type"))) not in CONFIG_MAPPING:
         raise ConfigError(f"it has no model of type {kind!r}")
-    config = AutoConfig.for_model(**fields)
+    config = build_config(fields)
     with torch.device("meta"):
         module = AutoModel.from_config(config, trust_remote_code=False)
     text = {id(tensor) for tensor in module.get_decoder().parameters()}

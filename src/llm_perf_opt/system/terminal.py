@@ -25,7 +25,7 @@ _FORCED = frozenset({"FORCE_COLOR", "TTY_COMPATIBLE"})
 NARROWEST = 16
 
 # Control characters but tab and line feed, C1, and those that turn the direction of writing or hide.
-_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 # What a continued line stands below: the text behind a mark of a list, or the last column of an aligned line.
 _LEAD = re.compile(r"\s*(?:[*•→-] |\d+\. )?")
 _LAST_COLUMN = re.compile(r"^.*\S {2,}(?=\S)")
@@ -33,7 +33,7 @@ _LAST_COLUMN = re.compile(r"^.*\S {2,}(?=\S)")
 
 def printable(text: str) -> str:
     """The text with a visible mark, such as `\\x1b`, for every character that would steer a terminal."""
-    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def screen_width(stream: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> int | None:

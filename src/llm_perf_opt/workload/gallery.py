@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from llm_perf_opt.core.manifest import write_json
+from llm_perf_opt.system.files import write_page
 from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.results import SampleResult
 
@@ -152,15 +153,13 @@ class Gallery:
     def _write(self) -> None:
         left_out = self._seen - self._shown
         note = f"\n{left_out} more sample(s) are not shown (max_images is {self._max_images}).\n" if left_out else ""
-        scratch = self._file.with_name(f".{GALLERY_FILE}.tmp")
-        scratch.write_text("\n".join([self._head, *self._entries]) + note, encoding="utf-8")
-        scratch.replace(self._file)
+        write_page(self._file, "\n".join([self._head, *self._entries]) + note)
 
     def _draw_page(self, sample: Sample, name: str, text_raw: str, text_clean: str) -> str | None:
         """The page's folder; returns the thumbnail's path inside the gallery, or None for a sample without a page."""
         folder = self._folder / name
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "page.md").write_text(text_clean + "\n", encoding="utf-8")
+        write_page(folder / "page.md", text_clean + "\n")
         grounding = parse_grounding(text_raw)
         info = GalleryInfo(
             sample_id=sample.sample_id,

@@ -41,7 +41,7 @@ def _named(pid: int, name: str, tid: int | None = None) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid or 0, "args": {"name": name}}
 
 
-def _trace() -> list[dict[str, Any]]:
+def ascend_trace() -> list[dict[str, Any]]:
     return [
         _event("ProfilerStep#3", HOST, 1, 0, 200, cat="cpu_op"),
         _event("aten::mm", HOST, 1, 10, 20, cat="cpu_op", args={"Input Dims": "4,4;\r\n4,4"}),
@@ -75,7 +75,7 @@ def _write(path: Path, events: list[dict[str, Any]]) -> Path:
 
 
 def test_tasks_of_cores_are_kernels_and_collectives_count_once(tmp_path: Path) -> None:
-    trace = read_ascend_trace(_write(tmp_path / "trace_view.json", _trace()))
+    trace = read_ascend_trace(_write(tmp_path / "trace_view.json", ascend_trace()))
     timeline = trace.timeline
     analysis = analyze_timelines([timeline])
     assert {k.name: (k.total_ns, k.kernel_class) for k in analysis.kernels} == {
@@ -96,7 +96,7 @@ def test_tasks_of_cores_are_kernels_and_collectives_count_once(tmp_path: Path) -
 
 
 def test_times_as_text_keep_their_nanoseconds_and_flows_give_kernels_to_operators(tmp_path: Path) -> None:
-    trace = read_ascend_trace(_write(tmp_path / "trace_view.json", _trace()))
+    trace = read_ascend_trace(_write(tmp_path / "trace_view.json", ascend_trace()))
     assert int(trace.timeline.kernels.start_ns[0]) == 1000 * BASE_US + 40_250
     rows = {row.name: row.total_device_ns for row in operator_rows(trace.timeline, trace.operators)}
     # The collective was asked for inside the operator too, at 28 µs of 10 to 30.
@@ -116,7 +116,10 @@ def test_a_trace_with_times_as_text_that_is_not_of_the_device_is_refused_by_name
 def test_analyze_reads_it_and_events_without_a_time_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    events = [*_trace(), {"ph": "X", "name": "x", "pid": HOST, "tid": 1, "ts": "soon", "dur": 1.0, "cat": "cpu_op"}]
+    events = [
+        *ascend_trace(),
+        {"ph": "X", "name": "x", "pid": HOST, "tid": 1, "ts": "soon", "dur": 1.0, "cat": "cpu_op"},
+    ]
     assert main(["analyze", "--json", str(_write(tmp_path / "trace_view.json", events))]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["gpu"]["kernel_count"], found["gpu"]["kernel_ns"]) == (3, 85_500)

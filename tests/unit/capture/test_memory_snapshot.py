@@ -45,7 +45,7 @@ def _block(addr: int, size: int, state: str = "active_allocated", frames: Rows |
     return {"address": addr, "size": size, "requested_size": size - 12, "state": state, "frames": frames or []}
 
 
-def _snapshot() -> dict[str, Any]:
+def small_snapshot() -> dict[str, Any]:
     """0x10 is from before and stays, 0x20 from before and freed; 0x30 and 0x40 are live together: the peak."""
     events = [
         _event("free_requested", 0x20, 100, 0),
@@ -72,7 +72,7 @@ def _write(path: Path, data: Any, protocol: int = 4) -> Path:
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_the_peak_and_what_was_live_at_it_follow_from_the_events(tmp_path: Path, protocol: int) -> None:
-    found = read_memory_snapshot(_write(tmp_path / "a.pickle", _snapshot(), protocol))
+    found = read_memory_snapshot(_write(tmp_path / "a.pickle", small_snapshot(), protocol))
     (device,) = found.devices
     assert found.notes == ("device 0: 2 block(s) were allocated before the recording began",)
     assert (device.device, device.events, device.length_ns) == (0, 10, 9_000)
@@ -197,7 +197,7 @@ def test_lists_that_hold_one_another_many_times_over_end_with_an_error(tmp_path:
 
 
 def test_analyze_reads_a_snapshot_whatever_it_is_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = _write(tmp_path / "dump", _snapshot())
+    path = _write(tmp_path / "dump", small_snapshot())
     assert kind_of(path) == kind_of(_write(tmp_path / "a.pkl", 3)) == SNAPSHOT
     assert main(["analyze", str(path)]) == 0
     said = capsys.readouterr().out
@@ -207,7 +207,7 @@ def test_analyze_reads_a_snapshot_whatever_it_is_called(tmp_path: Path, capsys: 
 
 
 def test_json_and_the_run_directory_hold_the_same_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, out = _write(tmp_path / "a.pickle", _snapshot()), tmp_path / "out"
+    path, out = _write(tmp_path / "a.pickle", small_snapshot()), tmp_path / "out"
     assert main(["analyze", str(path), "--json", "-o", str(out)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["snapshots"][0]["devices"][0]["peak_allocated_bytes"] == 4500
@@ -220,7 +220,7 @@ def test_json_and_the_run_directory_hold_the_same_figures(tmp_path: Path, capsys
 def test_a_snapshot_and_a_capture_are_two_stories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "t.json"
     trace.write_text('{"schemaVersion": 1, "traceEvents": []}')
-    assert main(["analyze", str(_write(tmp_path / "a.pickle", _snapshot())), str(trace)]) == 2
+    assert main(["analyze", str(_write(tmp_path / "a.pickle", small_snapshot())), str(trace)]) == 2
     assert "memory snapshots hold no times of kernels" in capsys.readouterr().err
     assert main(["compare", str(tmp_path / "a.pickle"), str(tmp_path / "a.pickle")]) == 2
     assert "a.pickle: a memory snapshot, which holds no times of kernels" in capsys.readouterr().err
@@ -237,7 +237,7 @@ def test_blocks_from_before_whose_stack_nobody_recorded_are_called_so(tmp_path: 
 
 def test_a_page_of_a_snapshot_holds_no_token_of_its_frames(tmp_path: Path) -> None:
     token = "hf_" + "aB3dE5gH7jK9" * 3
-    data = _snapshot()
+    data = small_snapshot()
     frames = [{"name": "load", "filename": f"/srv/{token}/train.py", "line": 1}]
     for segment in data["segments"]:
         for block in segment["blocks"]:

@@ -449,6 +449,21 @@ def test_texts_of_others_are_no_markup(tmp_path: Path) -> None:
     assert "<script>" not in re.sub("`[^`]*`", "", (tmp_path / "out" / "compare.md").read_text())
 
 
+def test_names_of_others_steer_no_terminal_in_any_file(tmp_path: Path) -> None:
+    steering = "gemm\x1b]0;title\x07\u202eevil\x9b31m"
+    sides = []
+    for number, name in enumerate(("base", "candidate")):
+        run = tmp_path / name
+        data = capture((steering, 4 + number, 4_000_000), notes=(steering,))
+        sides.append(str(write_run(run, stage("nsys", run, {"analysis_json": ("analysis.json", data)}))))
+    assert main(["compare", *sides, "-o", str(tmp_path / "out")]) == 0
+    for path in (tmp_path / "out").iterdir():
+        text = path.read_text()
+        assert "evil" in text and not {"\x1b", "\x07", "\u202e", "\x9b"} & set(text), path
+    # As escapes: the name itself is kept.
+    assert json.dumps(steering)[1:-1] in (tmp_path / "out" / "compare.json").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

@@ -107,6 +107,19 @@ def test_a_type_transformers_does_not_have_says_that_the_rest_is_left_out(
     assert "not what reads images or sound; transformers cannot build them: it has no model of type 'kimi_vl'" in said
 
 
+@pytest.mark.parametrize("command", ["predict", "plan"])
+def test_a_size_of_another_type_leaves_the_rest_out_in_words(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    vision = {**WRAPPERS["llava"]["vision_config"], "image_size": "large"}
+    (tmp_path / "config.json").write_text(json.dumps({**WRAPPERS["llava"], "vision_config": vision}))
+    assert main([command, f"model.path={tmp_path}", "hardware=h200"]) == 0
+    said = capsys.readouterr()
+    assert "transformers cannot build them: Validation error for field 'image_size'" in " ".join(
+        (said.out + said.err).split()
+    )
+
+
 def test_without_torch_the_way_to_count_the_rest_is_named(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,11 +4,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-_PROCESS = re.compile(r'process (\d+):"(.*)"', re.DOTALL)
+_PROCESS = re.compile(r'process (\d{1,18}):"(.*)"', re.DOTALL)
 _THREAD = re.compile(r"thread \((?:0x)?([0-9A-Fa-f]+)\)(?:: (.*))?")
 # A command line may hold line breaks: a record ends where the next one begins.
 _RECORDS = re.compile(r"(?<=\d)\n(?=process \d+:\"|thread \()")
-_FRAME = re.compile(r"(.*) \((.*):(\d+)\)")
+# A damaged file may hold more digits than Python converts.
+_COUNT = re.compile(r"\d{1,18}")
+_FRAME = re.compile(r"(.*) \((.*):(\d{1,18})\)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,7 @@ def read_stacks(text: str) -> tuple[Stack, ...]:
 
 def _read(line: str) -> Stack | None:
     body, _, count = line.rpartition(" ")
-    if not body or not count.isdigit():
+    if not body or not _COUNT.fullmatch(count):
         return None
     processes: list[int] = []
     frames: list[Frame] = []

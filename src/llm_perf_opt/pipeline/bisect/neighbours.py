@@ -14,7 +14,7 @@ from llm_perf_opt.pipeline.compare.interleave import SIDES, llm_perf
 from llm_perf_opt.pipeline.compare.sides import changes_between, read_sides
 from llm_perf_opt.profiling.program import PYTHON
 from llm_perf_opt.report.compare.page import render_page
-from llm_perf_opt.system.files import write_whole
+from llm_perf_opt.system.files import write_page
 from llm_perf_opt.system.process import run_command
 from llm_perf_opt.system.redact import Redactor
 
@@ -148,7 +148,7 @@ def _captures(places: Sequence[RunPlace], folder: Path, overrides: Sequence[str]
     sides = read_sides(folder / "base", folder / "candidate", force=True)
     found = compare_sides(*(side.input for side in sides), settings=changes_between(*sides, meant=frozenset()))
     page = render_page(found, (sides[0].timeline, sides[1].timeline))
-    write_whole(folder / PAGE_FILE, page.encode("utf-8", "backslashreplace"))
+    write_page(folder / PAGE_FILE, page)
     return found
 
 

@@ -66,7 +66,7 @@ from llm_perf_opt.pipeline.optimize.workers import Bench, ExperimentWorker, OutO
 from llm_perf_opt.report.optimize.page import render_page
 from llm_perf_opt.report.optimize.text import render_markdown
 from llm_perf_opt.report.write import write_reports
-from llm_perf_opt.system.files import write_page, write_whole
+from llm_perf_opt.system.files import write_page
 from llm_perf_opt.system.lock import locked
 from llm_perf_opt.system.redact import Redactor
 
@@ -599,4 +599,4 @@ def write_document(folder: Path, document: OptimizeDocument) -> None:
     """optimize.json first: pages can be made of it again."""
     write_json(folder / JSON_FILE, document)
     write_page(folder / MARKDOWN_FILE, render_markdown(document))
-    write_whole(folder / PAGE_FILE, render_page(document).encode("utf-8", "backslashreplace"))
+    write_page(folder / PAGE_FILE, render_page(document))

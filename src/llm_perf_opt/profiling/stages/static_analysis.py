@@ -52,6 +52,7 @@ from llm_perf_opt.profiling.static_child import (
     shape_from_config,
 )
 from llm_perf_opt.profiling.vendor.launch import build_work_argv, stage_overrides, workload_overrides
+from llm_perf_opt.system.files import write_page
 from llm_perf_opt.system.process import CommandResult
 from llm_perf_opt.workload.models.base import ModelAdapter
 from llm_perf_opt.workload.models.registry import choose_dtype, load_adapter
@@ -334,7 +335,7 @@ def _fits_cache(analysis: Analysis) -> bool:
 def _write(document: StaticDocument, markdown: str, out_dir: Path) -> tuple[StageFile, ...]:
     path = write_json(out_dir / STATIC_JSON, document)
     text = out_dir / STATIC_MD
-    text.write_text(markdown, encoding="utf-8")
+    write_page(text, markdown)
     return (StageFile(role="static_json", path=path), StageFile(role="static_md", path=text))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 from transformers.utils import is_flash_attn_2_available
 
@@ -24,7 +24,7 @@ from llm_perf_opt.workload.models.module_groups import group_modules
 from llm_perf_opt.workload.models.quantization import quantize
 from llm_perf_opt.workload.models.random_weights import NoiseSource, fill_matrices, require_room
 from llm_perf_opt.workload.models.registry import Choice, choose_attention, choose_dtype, torch_dtype
-from llm_perf_opt.workload.models.snapshot import first_line, load_tokenizer, show_text, stored_dtype
+from llm_perf_opt.workload.models.snapshot import build_config, first_line, load_tokenizer, show_text, stored_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,12 +152,12 @@ def build_on_meta(geometry: Mapping[str, Any], *, dtype: str, attention: str | N
     fields = {key: value for key, value in geometry.items() if key not in ("architectures", "transformers_version")}
     choice = {} if experts is None else {"experts_implementation": experts}
     try:
-        config = AutoConfig.for_model(**fields)
+        config = build_config(fields)
         with torch.device("meta"):
             module = AutoModelForCausalLM.from_config(
                 config, dtype=torch_dtype(dtype), attn_implementation=attention, trust_remote_code=False, **choice
             )
-    except (ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
+    except (ConfigError, ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
         raise ConfigError(
             f"model.geometry: transformers cannot build a decoder-only model from it "
             f"({type(error).__name__}: {first_line(error)}), compare it with the model's config.json"

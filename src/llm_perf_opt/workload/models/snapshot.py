@@ -75,6 +75,18 @@ def find_size_problems(geometry: Mapping[str, Any], *, where: str) -> tuple[str,
     return tuple(found)
 
 
+def build_config(fields: Mapping[str, Any]) -> Any:
+    """Make transformers' configuration of these fields; a value of a type it refuses is a ConfigError."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.for_model(**fields)
+    except StrictDataclassError as error:
+        # Its text begins with the field, and has the reason on the lines after it.
+        raise ConfigError(" ".join(str(error).split())) from error
+
+
 def has_tokenizer(path: Path) -> bool:
     """Whether the snapshot brings a tokenizer."""
     return any((path / name).is_file() for name in _TOKENIZER_FILES)
