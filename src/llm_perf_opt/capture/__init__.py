@@ -9,7 +9,7 @@ operators under the GPU's roof, `critical` finds what decides when a range is do
 `graphs` names what graphs replay. `streams` finds streams that wait for each other, `fusion` kernels that one kernel
 would do, `exclusive` gives each busy instant of a GPU to one kernel, `copy_kernels` says what kernels that only move
 data do, `gemms` in which precision products run, `launch_shapes` which launches leave most of a GPU empty, `floors`
-what optimizers and copies need at least.
+what optimizers and copies need at least. `kernel_names` limits how many kernels are told apart.
 
 Sub-packages: `readers` (files to a timeline), `kernels` (names, classes, counters of ncu), `ranks` (communication,
 overlap, who waited for whom).

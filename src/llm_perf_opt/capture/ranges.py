@@ -34,7 +34,7 @@ _AUTOGRAD = re.compile(r", (?:seq|op_id|sizes|input_op_ids|stashed_seq|fwd_threa
 _HEX = re.compile(r"\b0x[0-9a-fA-F]+\b|\b(?=[0-9a-f-]*[0-9])(?=[0-9a-f-]*[a-f])[0-9a-f]{6,}(?:-[0-9a-f]{4,})*\b")
 _NUMBERS = re.compile(r"(?<![A-Za-z0-9])\d+(?:\.\d+)*(?![A-Za-z0-9])")
 _LIST = re.compile(r"\[[\s,\[\]()N]*\]|\((?=[^)]*,)[\s,\[\]()N]*\)")
-_DIGITS = re.compile(r"\d+")
+DIGITS = re.compile(r"\d+")
 
 
 class _Order:
@@ -330,7 +330,7 @@ def _inherited(warm: Flags, ownership: Ownership) -> Flags:
 def warmup_ranges(timeline: Timeline) -> Flags:
     """Ranges that are warm-up or lie inside one on their thread (or, for a start/end one, in their process)."""
     ranges = timeline.ranges
-    codes = [i for i, name in enumerate(timeline.names) if is_warmup(name)]
+    codes = [code for code in distinct(ranges.name).tolist() if is_warmup(timeline.names[code])]
     is_warm = np.isin(ranges.name, codes)
     out = is_warm.copy()
     process = timeline.thread_process[ranges.thread] if len(ranges) else ranges.thread
@@ -472,10 +472,10 @@ def merged_names(names: list[str]) -> list[str]:
     plain = [name if name.startswith(MODULE_PREFIX) else _without_numbers(name) for name in names]
     families: dict[str, set[str]] = defaultdict(set)
     for name in plain:
-        families[_DIGITS.sub(VARIABLE, name)].add(name)
+        families[DIGITS.sub(VARIABLE, name)].add(name)
     numbered = {family for family, members in families.items() if _is_numbered(members)}
     found = [
-        family if not name.startswith(MODULE_PREFIX) and (family := _DIGITS.sub(VARIABLE, name)) in numbered else name
+        family if not name.startswith(MODULE_PREFIX) and (family := DIGITS.sub(VARIABLE, name)) in numbered else name
         for name in plain
     ]
     alone: dict[str, set[str]] = defaultdict(set)
@@ -498,6 +498,6 @@ def _is_numbered(members: set[str]) -> bool:
     """Whether names that differ in numbers inside words are too many, or their numbers too long, to be names."""
     if len(members) < 2:
         return False
-    columns = zip(*(_DIGITS.findall(name) for name in sorted(members)), strict=True)
+    columns = zip(*(DIGITS.findall(name) for name in sorted(members)), strict=True)
     longest = max((max(map(len, column)) for column in columns if len(set(column)) > 1), default=0)
     return len(members) > FEW_NAMES or longest >= LONG_NUMBER

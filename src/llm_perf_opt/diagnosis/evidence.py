@@ -13,6 +13,7 @@ from llm_perf_opt.capture.fusion import AttentionInPieces, Chains, attention_in_
 from llm_perf_opt.capture.gemms import MisalignedGemms, misaligned_gemms
 from llm_perf_opt.capture.idle import IdleMap, map_idle
 from llm_perf_opt.capture.intervals import nest
+from llm_perf_opt.capture.kernel_names import limit_kernel_names
 from llm_perf_opt.capture.kernels.names import is_fusible
 from llm_perf_opt.capture.launch_shapes import (
     FewBlocks,
@@ -60,8 +61,11 @@ class Measured:
 
 
 def measure_timeline(timeline: Timeline) -> Measured:
-    """Find out when the GPU of a capture was idle, and what lies inside its ranges; numbered ranges are one."""
-    timeline = merge_range_names(timeline)
+    """Find out when the GPU of a capture was idle, and what lies inside its ranges; numbered ranges are one.
+
+    So are rare kernels of which a capture has too many names.
+    """
+    timeline = limit_kernel_names(merge_range_names(timeline))
     idle = map_idle(timeline)
     return Measured(timeline=timeline, idle=idle, ranges=measure_ranges(timeline, idle))
 
