@@ -37,6 +37,8 @@ class Planted:
     owner: str
     needs: str = ""
     peer: str = ""
+    quick: bool = False
+    device: str = "cpu"
 
     @property
     def program(self) -> Path:

@@ -88,7 +88,7 @@ def test_a_program_that_does_not_end_is_sampled_and_ended(tmp_path: Path) -> Non
     assert (found.rows[0].cell, found.rows[0].text) == ("host.wait.sleep", "time.sleep(600)")
 
 
-def test_a_sampler_that_fails_leaves_the_clean_pass_and_says_why(
+def test_where_py_spy_may_not_read_the_program_a_thread_inside_samples_it_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = tmp_path / "py-spy"
@@ -99,7 +99,38 @@ def test_a_sampler_that_fails_leaves_the_clean_pass_and_says_why(
     output = run(case(tmp_path, ALONE), tmp_path, said)
     assert "wall_ms" in output.metrics
     assert len(output.notes) == 1 and "--cap-add SYS_PTRACE" in output.notes[0]
+    assert "a thread inside the program sampled it, 100 times a second" in output.notes[0]
     assert said == [f"host_samples: {output.notes[0]}"]
+    found = document(output)
+    assert found.sampler == "a thread inside the program"
+    assert (found.rows[0].cell, found.rows[0].function) == ("host.work.python", "spin")
+
+
+def test_where_nothing_can_sample_the_clean_pass_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampled, "find_sampler", lambda: None)
+    section = replace(WorkloadSection(), command=("sleep", "0.3"))
+    given = StageCase(
+        settings=HostSamplesConfig(enable=True, timeout_s=60.0), config=plain_config(tmp_path, workload=section)
+    )
+    output = run(given, tmp_path)
+    assert "wall_ms" in output.metrics
+    assert output.notes[0].startswith(
+        "no host stacks: py-spy is not installed (pip install py-spy); the program showed"
+    )
+
+
+@pytest.mark.slow
+def test_an_interpreter_that_a_shell_must_find_first_is_sampled(tmp_path: Path) -> None:
+    shim = tmp_path / "python"
+    shim.write_text(f'#!/bin/sh\nsleep 1\nexec {sys.executable} "$@"\n', encoding="utf-8")
+    shim.chmod(0o755)
+    program = tmp_path / "busy.py"
+    program.write_text(ALONE, encoding="utf-8")
+    section = replace(WorkloadSection(), command=(str(shim), str(program)))
+    settings = HostSamplesConfig(enable=True, timeout_s=60.0)
+    found = document(run(StageCase(settings=settings, config=plain_config(tmp_path, workload=section)), tmp_path))
+    assert found.sampler.startswith("py-spy ")
+    assert (found.rows[0].cell, found.rows[0].function) == ("host.work.python", "spin")
 
 
 def test_a_program_whose_end_was_not_seen_is_not_called_successful(

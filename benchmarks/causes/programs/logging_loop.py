@@ -4,7 +4,7 @@ import logging
 import os
 import time
 
-SECONDS = 2.0
+SECONDS = float(os.environ.get("LLM_PERF_CAUSE_SECONDS", "2"))
 log = logging.getLogger("decode")
 
 

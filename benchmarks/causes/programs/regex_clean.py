@@ -1,9 +1,10 @@
 """Cleans text with a pattern in a loop."""
 
+import os
 import re
 import time
 
-SECONDS = 2.0
+SECONDS = float(os.environ.get("LLM_PERF_CAUSE_SECONDS", "2"))
 TEXT = "the quick brown fox jumps over the lazy dog 1234 times, " * 400
 
 

@@ -1,6 +1,9 @@
 """A loop that polls with a fixed sleep."""
 
+import os
 import time
+
+SECONDS = float(os.environ.get("LLM_PERF_CAUSE_SECONDS", "2"))
 
 
 def poll(count: int) -> int:
@@ -11,4 +14,4 @@ def poll(count: int) -> int:
     return seen
 
 
-poll(40)
+poll(int(SECONDS / 0.05))

@@ -260,7 +260,8 @@ class CounterDocument:
 class HostRow:
     """Samples of the main thread in one cell of the time ledger, with the user's function that owns them.
 
-    `line` is the one that was seen most, `text` its source code, `leaf` the function of a library behind it.
+    `line` is the one that was seen most, `text` its source code, `leaf` the function of a library behind it, `detail`
+    what a look into the process says of it: the file or host it waits for, the type and size of its arrays.
     """
 
     cell: str
@@ -270,6 +271,7 @@ class HostRow:
     leaf: str
     text: str
     samples: int
+    detail: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,9 +294,81 @@ class HostGil:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostGarbage:
+    """Pauses of the garbage collector outside of imports; `owner` is the line at which most of their time passed."""
+
+    count: int
+    total_s: float
+    longest_s: float
+    owner: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostCompilation:
+    """Compilations of one function by torch.compile: how often, how long, and the guard that failed last.
+
+    `failed` is the reason why it was given up on and runs uncompiled.
+    """
+
+    owner: str
+    count: int
+    total_s: float
+    reason: str
+    failed: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostThreads:
+    """Threads of the process and the processors it may use; `waited_s` is the time its threads that were left at the
+    end were ready to run but had no processor, `ran_s` that they ran. `torch`: what torch computes with.
+    """
+
+    python: int
+    all: int
+    torch: int | None
+    processors: int
+    ran_s: float
+    waited_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostGrowth:
+    """Resident memory that was added while the main thread was in a line of the program's own."""
+
+    owner: str
+    grown_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostMemory:
+    """Resident memory of the process over time, in seconds from its start and bytes, and what it grew by."""
+
+    seconds: tuple[float, ...]
+    resident_bytes: tuple[int, ...]
+    peak_bytes: int
+    grew: tuple[HostGrowth, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostObserved:
+    """What a look from inside the process knows, in the sampled pass.
+
+    `flags` are switches of torch that are on; `environment` holds the variables that change how fast a program is.
+    """
+
+    environment: Mapping[str, str]
+    garbage: HostGarbage
+    compilations: tuple[HostCompilation, ...]
+    threads: HostThreads
+    memory: HostMemory
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class HostDocument:
     """Samples of a program's Python stacks: `wall_s` is the pass they were taken in, `samples` those of the main
-    thread, `cpu_s` the processor time of all its processes.
+    thread, `cpu_s` the processor time of all its processes. `fell_behind`: the sampler missed samples for want of a
+    processor, so that what was not sampled is no part of the program of its own.
     """
 
     schema_version: Literal[1] = 1
@@ -306,6 +380,8 @@ class HostDocument:
     rows: tuple[HostRow, ...]
     threads: tuple[HostThread, ...] = ()
     gil: HostGil | None = None
+    observed: HostObserved | None = None
+    fell_behind: bool = False
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

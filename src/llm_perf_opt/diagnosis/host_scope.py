@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from llm_perf_opt.core.documents import HostDocument, HostRow
+from llm_perf_opt.core.documents import HostDocument, HostGil, HostRow
 from llm_perf_opt.core.names import PROGRAM
 from llm_perf_opt.diagnosis.facts import HostFacts, Known
 from llm_perf_opt.diagnosis.host.owners import IMPORTS, PYTHON, place_of
@@ -10,7 +10,22 @@ from llm_perf_opt.diagnosis.ledger import Cell, balanced, fitted
 from llm_perf_opt.diagnosis.scope import Scope
 
 GIL, BLOCKED, UNSAMPLED = "host.wait.gil", "host.wait.other", "host.unsampled"
+GC, CPU_WAIT, ONE_THREAD, CHECKS, OPERATORS = (
+    "host.work.gc",
+    "host.wait.cpu",
+    "host.work.one_thread",
+    "host.work.checks",
+    "host.work.operators",
+)
+LOCK, PROCESS, SMALL = "host.wait.lock", "host.wait.process", "host.work.small_tensors"
 WORK = ("host.work", "host.disk")
+COMPILE, RECOMPILE = "host.startup.compile", "host.work.recompile"
+# So many compilations of one function are not those of a few expected shapes.
+RECOMPILED = 3
+# Operators that use all threads they may.
+THREADED = (OPERATORS, "host.work.float64")
+# From this part of their time on, threads that wait for a processor are too many.
+CROWDED = 0.25
 # From these parts of the pass on, other threads keep the main thread from running.
 GIL_HELD, GIL_TAKEN = 0.8, 0.3
 # Work that uses less processor time than this part of it is a wait that no pattern names.
@@ -25,9 +40,10 @@ def program_scope(host: HostFacts) -> Scope | None:
         return None
     clean = host.wall if isinstance(host.wall, Known) and host.wall.value > 0 else None
     wall_ns = round(clean.value * 1e6) if clean is not None else round(found.wall_s * 1e9)
-    rows = _waiting(found, _blocked(found))
+    rows = _recompiled(found, _by_switches(found, _paused(found, _blocked(found))))
+    rows = _waiting(found, rows) if _competes(found.gil) else _crowded(found, rows)
     weights = {str(index): float(row.samples) for index, row in enumerate(rows)}
-    weights["unsampled"] = max(0.0, found.wall_s * found.rate_hz - found.samples)
+    weights["unsampled"] = 0.0 if found.fell_behind else max(0.0, found.wall_s * found.rate_hz - found.samples)
     parts = fitted(weights, wall_ns)
     cells = [
         Cell(id=row.cell, time_ns=parts[str(index)], count=row.samples, owner=_owner(row))
@@ -59,26 +75,114 @@ def _owner(row: HostRow) -> tuple[str, ...]:
     if row.cell == IMPORTS and not row.file:
         return (row.function,)
     place = place_of(row.function, row.file, row.line)
-    return tuple(text for text in (place, row.leaf or row.text) if text)
+    return tuple(text for text in (place, row.leaf or row.text, row.detail) if text)
 
 
 def _blocked(found: HostDocument) -> list[HostRow]:
     """Where the processor was hardly used, work at a line that no pattern knows is a call that waits."""
-    work = sum(row.samples for row in found.rows if row.cell == PYTHON)
-    cpu = None if found.cpu_s is None else found.cpu_s * found.rate_hz
-    if cpu is None or cpu >= COMPUTES * work:
+    work_s = sum(row.samples for row in found.rows if row.cell == PYTHON) / found.samples * found.wall_s
+    # A thread that waits for its turn on a busy machine is not blocked.
+    waited_s = 0.0 if found.observed is None else found.observed.threads.waited_s
+    if found.cpu_s is None or found.cpu_s + waited_s >= COMPUTES * work_s:
         return list(found.rows)
     return [replace(row, cell=BLOCKED) if row.cell == PYTHON else row for row in found.rows]
+
+
+def _paused(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
+    """Pauses of the garbage collector come out of the work in which they fell: no stack shows them."""
+    garbage = None if found.observed is None else found.observed.garbage
+    if garbage is None or not garbage.owner:
+        return rows
+    known = sum(row.samples for row in rows if row.cell == GC)
+    work = sum(row.samples for row in rows if row.cell.startswith(WORK) and row.cell != GC)
+    part = garbage.total_s / max(found.cpu_s or found.wall_s, 1e-9)
+    paused = min(round(part * (work + known)) - known, work)
+    if paused <= 0:
+        return rows
+    left = [_scaled(row, 1 - paused / work) if row.cell.startswith(WORK) and row.cell != GC else row for row in rows]
+    told = f"{garbage.count} automatic collections, the longest {garbage.longest_s * 1e3:.0f} ms"
+    return [*left, HostRow(cell=GC, function=garbage.owner, file="", line=0, leaf=told, text="", samples=paused)]
+
+
+def _by_switches(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
+    """What a switch of torch says of its operators: anomaly mode, and fewer threads than processors."""
+    seen = found.observed
+    if seen is None:
+        return rows
+    if "anomaly_mode" in seen.flags:
+        told = "anomaly mode of torch.autograd is on"
+        rows = [replace(row, cell=CHECKS, detail=told) if row.cell in (OPERATORS, SMALL) else row for row in rows]
+    limit = _thread_limit(found)
+    if limit is not None and limit < seen.threads.processors and found.cpu_s is not None:
+        told = f"{limit} of {seen.threads.processors} processors"
+        rows = [replace(row, cell=ONE_THREAD, detail=told) if row.cell in THREADED else row for row in rows]
+    return rows
+
+
+def _thread_limit(found: HostDocument) -> int | None:
+    """The threads that array libraries were told to use, by torch or by the environment; None where nobody said."""
+    seen = found.observed
+    if seen is None:
+        return None
+    if seen.threads.torch is not None:
+        return seen.threads.torch
+    told = (seen.environment.get(name, "") for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"))
+    return next((int(text) for text in told if text.isdigit() and int(text) > 0), None)
+
+
+def _crowded(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
+    """Time for which threads wanted to run and had no processor, where the program has more of them than processors."""
+    seen = found.observed
+    if seen is None or found.wall_s <= 0:
+        return rows
+    threads, limit = seen.threads, _thread_limit(found)
+    busy = 1 + sum(1 for thread in found.threads if thread.samples >= 0.2 * max(found.samples, 1))
+    wanted = max(busy, limit or 0)
+    waited = threads.waited_s / max(threads.ran_s + threads.waited_s, 1e-9)
+    if wanted <= threads.processors or waited < CROWDED:
+        return rows
+    told = f"{wanted} threads on {threads.processors} processors, waiting {100 * waited:.0f} % of their time to run"
+    kept: list[HostRow] = []
+    for row in rows:
+        if not row.cell.startswith((*WORK, LOCK, PROCESS)):
+            kept.append(row)
+            continue
+        taken = _scaled(row, waited)
+        kept += [_scaled(row, 1 - waited), replace(taken, cell=CPU_WAIT, detail=told)]
+    return kept
+
+
+def _scaled(row: HostRow, part: float) -> HostRow:
+    return replace(row, samples=round(row.samples * part))
+
+
+def _recompiled(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
+    """Compilation is work that recurs where a function is compiled again and again; the guard that failed says why."""
+    again = [one for one in found.observed.compilations if one.count >= RECOMPILED] if found.observed else []
+    total = sum(one.total_s for one in found.observed.compilations) if found.observed else 0.0
+    if not again or sum(one.total_s for one in again) < 0.5 * total:
+        return rows
+    worst = again[0]
+    told = f"{worst.count} compilations; {worst.failed or worst.reason}"
+    return [
+        replace(row, cell=RECOMPILE, function=worst.owner, file="", line=0, leaf=told, detail="")
+        if row.cell == COMPILE
+        else row
+        for row in rows
+    ]
+
+
+def _competes(gil: HostGil | None) -> bool:
+    """Whether other threads keep the main thread from running Python."""
+    return gil is not None and gil.main_share + gil.others_share >= GIL_HELD and gil.others_share >= GIL_TAKEN
 
 
 def _waiting(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
     """Work of the main thread in whose time other threads held the GIL is a wait for it."""
     gil = found.gil
     work = sum(row.samples for row in rows if row.cell.startswith(WORK))
-    if gil is None or gil.main_share + gil.others_share < GIL_HELD or gil.others_share < GIL_TAKEN:
-        return rows
-    waits = min(work - gil.main_share * found.samples, gil.others_share * found.samples)
-    if waits <= 0:
+    waits = 0.0 if gil is None else min(work - gil.main_share * found.samples, gil.others_share * found.samples)
+    if gil is None or waits <= 0:
         return rows
     left = [
         replace(row, samples=round(row.samples * (1 - waits / work))) if row.cell.startswith(WORK) else row

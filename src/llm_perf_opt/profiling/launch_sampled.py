@@ -1,12 +1,17 @@
-"""Runs a sampler that starts a program, and writes down how the program ended: `python … FILE SAMPLER …`.
+"""Runs a program to be sampled, and writes down how it ended: `python … FILE MODE …`.
 
-A sampler ends well whatever its program does. So this looks at the program from outside, in /proc: a process between
-the two would be sampled first, and the program's first tenths of a second would be missed. It needs the standard
-library alone.
+behind SAMPLER…            the sampler starts the program, so it may read its memory as its parent
+attach SAMPLER… -- PROGRAM…  starts the program, and the sampler on its process once that runs Python
+alone PROGRAM…             starts the program, which samples itself
+
+A sampler ends well whatever its program does. So `behind` looks at the program from outside, in /proc: a process
+between the two would be sampled first, and the program's first tenths of a second would be missed. It needs the
+standard library alone.
 """
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -14,36 +19,84 @@ from pathlib import Path
 
 POLL_S = 0.02
 TICKS = os.sysconf("SC_CLK_TCK")
+# A program that has not become Python after this long is sampled as it is.
+WAIT_FOR_PYTHON_S = 10.0
 # Fields of /proc/PID/stat after the name: state; processor time, own and of children that ended; start; exit status.
 STATE, CPU, START, STATUS = 0, slice(11, 15), 19, 49
+PYTHON = re.compile(r"^python[\d.]*t?$")
 
 
 def main() -> int:
-    file, *command = sys.argv[1:]
-    sampler = subprocess.Popen(command)
+    file, mode, *command = sys.argv[1:]
     seen: dict[str, float] = {}
+    if mode == "behind":
+        code = _behind(command, seen)
+    elif mode == "attach":
+        end = command.index("--")
+        code = _own(command[end + 1 :], command[:end], seen)
+    else:
+        code = _own(command, [], seen)
+    Path(file).write_text(json.dumps(seen, allow_nan=False), encoding="ascii")
+    return code
+
+
+def _behind(command: list[str], seen: dict[str, float]) -> int:
+    sampler = subprocess.Popen(command)
     while True:
         ended = sampler.poll() is not None
-        if "exit_code" not in seen and (child := _child(sampler.pid)) is not None:
-            seen.update(_look(child))
+        if "exit_code" not in seen and (children := _children(sampler.pid)):
+            seen.update(_look(children[0]))
         if ended:
-            break
+            return sampler.returncode
         time.sleep(POLL_S)
-    Path(file).write_text(json.dumps(seen, allow_nan=False), encoding="ascii")
-    return sampler.returncode
 
 
-def _child(pid: int) -> int | None:
-    """The first process another one has started."""
+def _own(command: list[str], sampler: list[str], seen: dict[str, float]) -> int:
+    """The program as our own child: what it used is known exactly when it ends."""
+    start = time.monotonic()
+    program = subprocess.Popen(command)
+    watcher: subprocess.Popen[bytes] | None = None
+    while True:
+        pid, status, used = os.wait4(program.pid, os.WNOHANG)
+        if pid:
+            seen.update(
+                pid=pid,
+                cpu_s=used.ru_utime + used.ru_stime,
+                wall_s=time.monotonic() - start,
+                exit_code=os.waitstatus_to_exitcode(status),
+            )
+            program.returncode = os.waitstatus_to_exitcode(status)
+            return program.returncode if watcher is None else watcher.wait()
+        is_late = time.monotonic() - start > WAIT_FOR_PYTHON_S
+        if sampler and watcher is None and (is_late or _runs_python(program.pid)):
+            watcher = subprocess.Popen([*sampler, "--pid", str(program.pid)])
+        if watcher is not None and watcher.poll() is not None:
+            # Its time is up, or it may not: who started us ends the program.
+            seen.update(_look(program.pid))
+            return watcher.returncode
+        time.sleep(POLL_S)
+
+
+def _runs_python(pid: int) -> bool:
+    """Whether a process or one below it is an interpreter by now: a shell may have to find it first."""
+    try:
+        if PYTHON.match(Path(os.readlink(f"/proc/{pid}/exe")).name):
+            return True
+    except OSError:
+        return False
+    return any(_runs_python(child) for child in _children(pid))
+
+
+def _children(pid: int) -> list[int]:
+    """The processes another one has started and that still run."""
+    found: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
-            found = Path(f"/proc/{pid}/task/{task}/children").read_text(encoding="ascii").split()
-            if found:
-                return int(found[0])
+            found += [int(child) for child in Path(f"/proc/{pid}/task/{task}/children").read_text("ascii").split()]
     except OSError:
         # It has ended meanwhile.
-        return None
-    return None
+        return found
+    return found
 
 
 def _look(pid: int) -> dict[str, float]:

@@ -1,22 +1,37 @@
-"""Runs a program behind py-spy and describes its stacks: all threads and child processes, function and line."""
+"""Samples a program's stacks and describes them: all threads and child processes, function and line.
+
+By py-spy, from outside; where it may not read the program, by a thread inside it.
+"""
 
 import json
 import linecache
 import math
 import shutil
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.core.documents import HostDocument, HostGil, HostThread
+from llm_perf_opt.core.documents import HostDocument, HostGil, HostRow, HostThread
 from llm_perf_opt.core.stage import StageContext
-from llm_perf_opt.diagnosis.host.owners import busiest, host_rows, top_place
-from llm_perf_opt.diagnosis.host.stacks import Stack, of_program, read_stacks
+from llm_perf_opt.diagnosis.host.owners import IMPORTS, INTERPRETER, Lines, Names, busiest, host_rows, owned, top_place
+from llm_perf_opt.diagnosis.host.stacks import Stack, of_program, read_stacks, without_parent
 from llm_perf_opt.errors import CommandFailed
+from llm_perf_opt.profiling.injected import INJECT_DIR
+from llm_perf_opt.profiling.observed import (
+    ALONE_RATE_HZ,
+    LineNames,
+    ProcessLook,
+    first_look,
+    observing_environment,
+    read_looks,
+    stacks_of,
+    summarise_look,
+)
 from llm_perf_opt.profiling.program import phase_limit
-from llm_perf_opt.system.process import program_title
+from llm_perf_opt.system.process import CommandResult, program_title
 
 LAUNCHER = Path(__file__).with_name("launch_sampled.py")
 SAMPLER = "py-spy"
@@ -27,13 +42,18 @@ BUSY_SHARE = 0.1
 THREADS_KEPT = 8
 LINE_LENGTH = 100
 NO_EXIT_CODE = "the exit code of the sampled program was not seen: it may have failed while its stacks were sampled"
+# What py-spy says when it got no processor in time.
+BEHIND = "behind in sampling"
+OURS = str(INJECT_DIR)
+LOCK, PROCESS, EXIT = "host.wait.lock", "host.wait.process", "host.exit"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """One run of the program behind the sampler: its first `process` and the stacks of it and its children.
+    """One run of the program while its stacks were sampled: its first `process` and the stacks of it and its children.
 
-    `cpu_s` is None where it did not end by itself. `end_unseen`: it ended within its time, and nobody saw how.
+    `cpu_s` is None where it did not end by itself; `note` says why it was not sampled as usual. `end_unseen`: it ended
+    within its time, and its exit code was not seen.
     """
 
     process: int
@@ -41,10 +61,35 @@ class Pass:
     duration_s: float
     cpu_s: float | None
     end_unseen: bool
+    sampler: str
+    look: ProcessLook | None = None
+    fell_behind: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleJob:
+    """What all passes share: how often to look, and for how long at most."""
+
+    ctx: StageContext
+    rate_hz: int
+    timeout_s: float
+
+    @property
+    def limit_s(self) -> float:
+        return self.ctx.config.workload.duration_s or self.timeout_s
 
 
 class SamplerFailed(CommandFailed):
     """The sampler gave no samples; what was measured before stays."""
+
+
+class NothingSampled(CommandFailed):
+    """One way to sample gave nothing; `saw_no_python` where the sampler looked before the program was Python."""
+
+    def __init__(self, text: str, *, saw_no_python: bool = False) -> None:
+        super().__init__(text)
+        self.saw_no_python = saw_no_python
 
 
 def find_sampler() -> tuple[str, str] | None:
@@ -63,71 +108,210 @@ def find_sampler() -> tuple[str, str] | None:
 
 def sample_program(ctx: StageContext, *, rate_hz: int, timeout_s: float, holds_gil: bool) -> HostDocument:
     """The document of one pass; where several threads work, of a second one that looks at who holds the GIL."""
+    job = SampleJob(ctx=ctx, rate_hz=rate_hz, timeout_s=timeout_s)
     sampler = find_sampler()
-    if sampler is None:
-        raise SamplerFailed("py-spy is not installed: pip install py-spy")
-    looked = _run(ctx, sampler[0], "stacks.txt", rate_hz=rate_hz, timeout_s=timeout_s, only_gil=False)
-    main = [stack for stack in looked.stacks if stack.is_main and stack.process == looked.process]
-    others = [stack for stack in looked.stacks if stack not in main]
+    looked = _sample(job, sampler)
+    mine = [stack for stack in looked.stacks if stack.is_main and stack.process == looked.process]
+    others = [
+        without_parent(stack) if stack.process != looked.process else stack
+        for stack in looked.stacks
+        if stack not in mine and not _is_ours(stack)
+    ]
+    main = [kept for stack in mine if (kept := _without_ours(stack)) is not None]
     total = sum(stack.samples for stack in main)
-    lines = _lines(ctx)
+    # What our modules took to start is no time of the program.
+    ours_s = (sum(stack.samples for stack in mine) - total) / rate_hz
+    lines, names = _Source(ctx), LineNames(folder=ctx.config.user_dir, look=looked.look)
     threads = tuple(
         HostThread(name=name, samples=samples, owner=owner)
-        for name, (samples, owner) in sorted(busiest(others, lines).items(), key=lambda item: -item[1][0])
+        for name, (samples, owner) in sorted(busiest(others, lines, names).items(), key=lambda item: -item[1][0])
     )
-    notes = (NO_EXIT_CODE,) if looked.end_unseen else ()
+    notes = tuple(note for note in (looked.note, NO_EXIT_CODE if looked.end_unseen else "") if note)
     gil = None
     beside = {f"{stack.process}/{stack.thread}" for stack in others if stack.process == looked.process}
-    if holds_gil and any(t.name in beside and t.samples >= BUSY_SHARE * total for t in threads):
+    compete = any(t.name in beside and t.samples >= BUSY_SHARE * total for t in threads)
+    if holds_gil and compete and sampler is not None and looked.sampler == sampler[1]:
         try:
-            gil = _gil(ctx, sampler[0], rate_hz=rate_hz, timeout_s=timeout_s)
+            gil = _gil(job, sampler)
         except CommandFailed as error:
-            notes = (*notes, f"who holds the GIL is not known: {error}")
+            notes += (f"who holds the GIL is not known: {error}",)
+    waits_for = _other_side(others, lines, names, looked.process)
+    rows = [_explained(row, names, waits_for, total) for row in host_rows(main, lines, names)]
+    clean = ctx.run_command.redactor.text
     return HostDocument(
-        sampler=sampler[1],
+        sampler=looked.sampler,
         rate_hz=rate_hz,
-        wall_s=looked.duration_s,
+        wall_s=max(0.0, looked.duration_s - ours_s),
         samples=total,
         cpu_s=looked.cpu_s,
-        rows=host_rows(main, lines),
+        rows=tuple(replace(row, detail=clean(row.detail)) for row in rows),
         threads=threads[:THREADS_KEPT],
         gil=gil,
+        observed=None if looked.look is None else summarise_look(looked.look, clean),
+        fell_behind=looked.fell_behind,
         notes=notes,
     )
 
 
-def _gil(ctx: StageContext, program: str, *, rate_hz: int, timeout_s: float) -> HostGil:
-    held = _run(ctx, program, "gil.txt", rate_hz=rate_hz, timeout_s=timeout_s, only_gil=True)
-    looks = max(held.duration_s * rate_hz, 1.0)
+@dataclass(frozen=True, kw_only=True)
+class OtherSide:
+    """The thread or child process that was busiest while the main thread waited."""
+
+    owner: str
+    samples: int
+    is_process: bool
+
+
+def _other_side(others: Sequence[Stack], lines: Lines, names: Names, process: int) -> OtherSide | None:
+    """By samples of work; where nobody worked, of waits that are not for one another."""
+    found: dict[tuple[bool, int, str], list[Stack]] = {}
+    for stack in others:
+        cell = owned(stack, lines, names)[0] if stack.frames else INTERPRETER
+        if cell not in (LOCK, PROCESS, EXIT, INTERPRETER, IMPORTS):
+            found.setdefault((not cell.startswith("host.wait"), stack.process, stack.thread), []).append(stack)
+    if not found:
+        return None
+    key, stacks = max(found.items(), key=lambda item: (item[0][0], sum(stack.samples for stack in item[1])))
+    return OtherSide(
+        owner=top_place(stacks, lines),
+        samples=sum(stack.samples for stack in stacks),
+        is_process=key[1] != process,
+    )
+
+
+def _explained(row: HostRow, names: LineNames, waits_for: OtherSide | None, total: int) -> HostRow:
+    """A row with what was seen of its values; a wait with what it waits for, which may be another process."""
+    if row.cell not in (LOCK, PROCESS) or waits_for is None or waits_for.samples < BUSY_SHARE * total:
+        return replace(row, detail=names.detail(row.file, row.line))
+    told = f"meanwhile {'a child process' if waits_for.is_process else 'another thread'}: {waits_for.owner}"
+    return replace(row, cell=PROCESS if waits_for.is_process else row.cell, detail=told)
+
+
+def _is_ours(stack: Stack) -> bool:
+    return any(frame.file.startswith(OURS) for frame in stack.frames)
+
+
+def _without_ours(stack: Stack) -> Stack | None:
+    """A stack without what our modules put on its end; None where they are the start of the program."""
+    first = next((n for n, frame in enumerate(stack.frames) if frame.file.startswith(OURS)), None)
+    if first is None:
+        return stack
+    is_start = any("importlib" in frame.file for frame in stack.frames[:first])
+    return None if is_start or not first else replace(stack, frames=stack.frames[:first])
+
+
+def _sample(job: SampleJob, sampler: tuple[str, str] | None) -> Pass:
+    """By py-spy as the program's parent, else attached to it, else by a thread inside the program."""
+    why = "py-spy is not installed (pip install py-spy)"
+    if sampler is not None:
+        try:
+            return _run(job, sampler, "stacks.txt", mode="behind")
+        except NothingSampled as error:
+            why = str(error)
+            if error.saw_no_python:
+                try:
+                    return _run(job, sampler, "stacks.txt", mode="attach")
+                except NothingSampled as again:
+                    why = str(again)
+    try:
+        return _run_alone(job, f"{why}; so a thread inside the program sampled it, {ALONE_RATE_HZ} times a second")
+    except NothingSampled as error:
+        raise SamplerFailed(why if str(error) in why else f"{why}; {error}") from error
+
+
+def _gil(job: SampleJob, sampler: tuple[str, str]) -> HostGil:
+    held = _run(job, sampler, "gil.txt", mode="behind", only_gil=True)
+    looks = max(held.duration_s * job.rate_hz, 1.0)
     ours = [stack for stack in held.stacks if stack.process == held.process]
     others = [stack for stack in ours if not stack.is_main]
     return HostGil(
         main_share=min(1.0, sum(stack.samples for stack in ours if stack.is_main) / looks),
         others_share=min(1.0, sum(stack.samples for stack in others) / looks),
-        holder=top_place(others, _lines(ctx)) if others else "",
-        source=f"{ctx.out_dir.name}/gil.txt",
+        holder=top_place(others, _Source(job.ctx)) if others else "",
+        source=f"{job.ctx.out_dir.name}/gil.txt",
     )
 
 
-def _run(ctx: StageContext, program: str, name: str, *, rate_hz: int, timeout_s: float, only_gil: bool) -> Pass:
-    workload = ctx.config.workload
-    raw, ending = ctx.out_dir / name, ctx.tmp_dir / f"ended-{name}.json"
-    for old in (raw, ending):
-        old.unlink(missing_ok=True)
-    limit_s = workload.duration_s or timeout_s
-    argv = [sys.executable, "-I", "-S", str(LAUNCHER), str(ending), program, "record", "--format", "raw", "--threads"]
-    argv += ["--subprocesses", "--nonblocking", "--full-filenames", "--gil" if only_gil else "--idle"]
-    argv += ["--rate", str(rate_hz), "--duration", str(math.ceil(limit_s)), "--output", str(raw)]
-    argv += ["--", *(workload.command or ())]
-    suffix = "-gil" if only_gil else ""
+def _run(job: SampleJob, sampler: tuple[str, str], name: str, *, mode: str, only_gil: bool = False) -> Pass:
+    """One pass with py-spy, which a look from inside goes with but where the GIL is what is asked."""
+    ctx, raw = job.ctx, job.ctx.out_dir / name
+    raw.unlink(missing_ok=True)
+    argv = [sampler[0], "record", "--format", "raw", "--threads", "--subprocesses", "--nonblocking"]
+    argv += ["--full-filenames", "--gil" if only_gil else "--idle", "--rate", str(job.rate_hz)]
+    argv += ["--duration", str(math.ceil(job.limit_s)), "--output", str(raw)]
+    argv += ["--", *(ctx.config.workload.command or ())]
+    launched = _launch(job, [mode, *argv], suffix="-gil" if only_gil else "", observes=not only_gil)
+    result = launched.result
+    process, stacks = of_program(read_stacks(_text(raw)))
+    if not stacks:
+        saw_none = "No python processes found" in result.tail
+        raise NothingSampled(_why_nothing(result.tail, result.exit_code), saw_no_python=saw_none)
+    return Pass(
+        process=process,
+        stacks=stacks,
+        duration_s=launched.duration_s,
+        cpu_s=launched.cpu_s,
+        end_unseen=launched.end_unseen,
+        sampler=sampler[1],
+        look=first_look(launched.looks, process),
+        fell_behind=BEHIND in result.tail,
+    )
+
+
+def _run_alone(job: SampleJob, note: str) -> Pass:
+    """One pass in which a thread of the program samples it: Python that is given our modules alone has one."""
+    command = job.ctx.config.workload.command or ()
+    launched = _launch(job, ["alone", *command], suffix="-inside", observes=True, keeps_stacks=True)
+    look = first_look(launched.looks, launched.process)
+    if look is None or not look.stacks:
+        raise NothingSampled(
+            "the program showed no Python to a thread inside it either: it is not Python, was started with -S, -I or "
+            "-E, or ended within a few samples",
+            saw_no_python=True,
+        )
+    return Pass(
+        process=look.pid,
+        stacks=stacks_of(look, rate_hz=job.rate_hz),
+        duration_s=launched.duration_s,
+        cpu_s=launched.cpu_s,
+        end_unseen=launched.end_unseen,
+        sampler="a thread inside the program",
+        look=look,
+        note=note,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launched:
+    """How a pass ended: the program's first process, its times, and what looked on from inside."""
+
+    result: CommandResult
+    process: int
+    duration_s: float
+    cpu_s: float | None
+    end_unseen: bool
+    looks: Mapping[int, ProcessLook]
+
+
+def _launch(
+    job: SampleJob, words: Sequence[str], *, suffix: str, observes: bool, keeps_stacks: bool = False
+) -> "Launched":
+    """Run the program through the launcher; how it ended, and what looked on from inside."""
+    ctx, workload = job.ctx, job.ctx.config.workload
+    ending, folder = ctx.tmp_dir / f"ended{suffix}.json", ctx.tmp_dir / f"looks{suffix}"
+    ending.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    # A look from inside wants the path of our modules on the program's own.
+    inside = observing_environment(folder, stacks=keeps_stacks, environ=ctx.run_command.environment) if observes else {}
     result = ctx.run_command(
-        argv,
-        timeout_s=limit_s + WRITE_S,
+        [sys.executable, "-I", "-S", str(LAUNCHER), str(ending), *words],
+        timeout_s=job.limit_s + (0.0 if keeps_stacks else WRITE_S),
         log=f"log{suffix}.txt",
         cmd_file=f"cmd{suffix}.txt",
         cwd=ctx.config.user_dir,
-        env=phase_limit(workload.stop_after_phases),
-        label="who holds the GIL" if only_gil else "sampling its stacks",
+        env={**phase_limit(workload.stop_after_phases), **inside},
+        label="who holds the GIL" if suffix == "-gil" else "sampling its stacks",
     )
     ended: dict[str, Any] = json.loads(ending.read_text(encoding="ascii")) if ending.is_file() else {}
     code = ended.get("exit_code")
@@ -137,16 +321,14 @@ def _run(ctx: StageContext, program: str, name: str, *, rate_hz: int, timeout_s:
             f"{program_title(workload.command or ())} ended with exit code {code} while its stacks were sampled: "
             f"{last} (log: {result.log})"
         )
-    process, stacks = of_program(read_stacks(_text(raw)))
-    if not stacks:
-        raise SamplerFailed(_why_nothing(result.tail, result.exit_code))
-    duration_s = float(ended.get("wall_s", min(result.duration_s, limit_s)))
-    return Pass(
-        process=process,
-        stacks=stacks,
+    duration_s = float(ended.get("wall_s", min(result.duration_s, job.limit_s)))
+    return Launched(
+        result=result,
+        process=int(ended.get("pid", 0)),
         duration_s=duration_s,
+        end_unseen=code is None and duration_s < job.limit_s,
         cpu_s=ended.get("cpu_s"),
-        end_unseen=code is None and duration_s < limit_s,
+        looks=read_looks(folder),
     )
 
 
@@ -165,10 +347,6 @@ def _why_nothing(tail: str, exit_code: int | None) -> str:
         return "py-spy saw no Python at work: the program is not Python, or ended within a few samples"
     last = " ".join(line for line in tail.strip().splitlines() if line.strip())[-200:]
     return f"py-spy gave no samples: {last or 'it was ended after its time was up'}"
-
-
-def _lines(ctx: StageContext) -> "_Source":
-    return _Source(ctx)
 
 
 class _Source:

@@ -1,16 +1,26 @@
 """Sampled stacks of a program become cells of its time ledger, each with the user's function and line."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.core.documents import HostDocument, HostGil, HostRow
+from llm_perf_opt.core.documents import (
+    HostCompilation,
+    HostDocument,
+    HostGarbage,
+    HostGil,
+    HostMemory,
+    HostObserved,
+    HostRow,
+    HostThreads,
+)
 from llm_perf_opt.diagnosis.cause import load_causes
 from llm_perf_opt.diagnosis.diagnose import judge
 from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.facts import HostFacts, Known, Unknown
 from llm_perf_opt.diagnosis.host.owners import busiest, host_rows, place_of
-from llm_perf_opt.diagnosis.host.stacks import Frame, Stack, of_program, read_stacks
+from llm_perf_opt.diagnosis.host.stacks import Frame, Stack, of_program, read_stacks, without_parent
 from llm_perf_opt.diagnosis.host_scope import program_scope
 
 LIB = "/usr/lib/python3.11"
@@ -207,7 +217,108 @@ def test_a_few_samples_make_no_scope() -> None:
 
 
 def test_every_cell_of_the_patterns_has_a_cause_but_the_exit() -> None:
-    from llm_perf_opt.diagnosis.host.owners import _rules
+    from llm_perf_opt.diagnosis.host.owners import _refinements, _rules
 
     claimed = {cell for cause in load_causes() if "program" in cause.scopes for cell in cause.cells}
-    assert {rule.cell for rule in _rules()} - claimed == {"host.exit"}
+    assert {rule.cell for rule in (*_rules(), *_refinements())} - claimed == {"host.exit"}
+
+
+ARRAY = "arg numpy.ndarray float64 200000 elements (200000,)"
+VECTOR = "arg torch.Tensor float32 cpu 8 elements (8,)"
+
+
+@pytest.mark.parametrize(
+    ("names", "cell"),
+    [
+        (("copy.deepcopy",), "host.work.copy"),
+        (("hashlib.sha256().update",), "host.work.hash"),
+        (("zlib.compress",), "host.work.compress"),
+        (("random.gauss", "loop"), "host.work.random"),
+        (("numpy.random.default_rng().normal",), "host.work.random"),
+        (("list.sort",), "host.work.sort"),
+        (("pandas.DataFrame().iterrows",), "host.work.dataframe"),
+        (("for pandas.DataFrame().iterrows()",), "host.work.dataframe"),
+        (("datetime.datetime.strptime",), "host.work.parse"),
+        (("+= bytes", "loop"), "host.work.text"),
+        (("in list",), "host.work.search"),
+        (("sqlite3.connect().commit",), "host.work.database"),
+        (("PIL.Image.open().resize",), "host.work.image"),
+        (("numpy.argsort", ARRAY), "host.work.operators"),
+        (("@", ARRAY), "host.work.float64"),
+        (("torch.Tensor().sum", VECTOR), "host.work.small_tensors"),
+        (("torch.Tensor().item", VECTOR), "host.work.item"),
+        (("[] numpy.ndarray()", "loop", ARRAY), "host.work.elements"),
+        (("numpy.concatenate", "loop"), "host.work.growing_arrays"),
+        (("numpy.zeros",), "host.work.allocation"),
+        (("torch.isfinite",), "host.work.checks"),
+        (("threading.Event().wait",), "host.wait.lock"),
+        (("concurrent.futures.Future().result",), "host.wait.lock"),
+        (("subprocess.run",), "host.wait.process"),
+        (("requests.get",), "host.wait.network"),
+        (("tidy",), "host.work.python"),
+    ],
+)
+def test_what_a_line_calls_says_its_cell(names: tuple[str, ...], cell: str) -> None:
+    leaf = Frame(function="work", file="/home/slow.py", line=7)
+    (row,) = host_rows([stack(MAIN, leaf)], lines(), lambda file, function, line: names)
+    assert row.cell == cell
+
+
+def observed(
+    *, garbage_s: float = 0.0, compilations: int = 0, threads: int | None = None, waited_s: float = 0.0, flag: str = ""
+) -> HostObserved:
+    again = HostCompilation(
+        owner="score() at slow.py:9", count=compilations, total_s=0.5, reason="0/1: size", failed=""
+    )
+    return HostObserved(
+        environment={},
+        garbage=HostGarbage(
+            count=3, total_s=garbage_s, longest_s=0.1, owner="build() at slow.py:5" if garbage_s else ""
+        ),
+        compilations=(again,) if compilations else (),
+        threads=HostThreads(python=1, all=1, torch=threads, processors=2, ran_s=1.0, waited_s=waited_s),
+        memory=HostMemory(seconds=(), resident_bytes=(), peak_bytes=0, grew=()),
+        flags=(flag,) if flag else (),
+    )
+
+
+@pytest.mark.parametrize(
+    ("cell", "seen", "cpu_s", "cells"),
+    [
+        # Of two seconds of processor time half a second went into pauses.
+        ("host.work.python", observed(garbage_s=0.5), 2.0, {"host.work.gc": 50, "host.work.python": 150}),
+        ("host.startup.compile", observed(compilations=6), 2.0, {"host.work.recompile": 200}),
+        ("host.startup.compile", observed(compilations=2), 2.0, {"host.startup.compile": 200}),
+        ("host.work.operators", observed(threads=1), 2.0, {"host.work.one_thread": 200}),
+        ("host.work.operators", observed(threads=2), 2.0, {"host.work.operators": 200}),
+        (
+            "host.work.operators",
+            observed(threads=8, waited_s=1.0),
+            2.0,
+            {"host.wait.cpu": 100, "host.work.operators": 100},
+        ),
+        ("host.work.operators", observed(flag="anomaly_mode"), 2.0, {"host.work.checks": 200}),
+        # Little processor time is a wait, unless it had to wait for its turn.
+        ("host.work.python", observed(), 0.2, {"host.wait.other": 200}),
+        ("host.work.python", observed(waited_s=1.5), 0.2, {"host.work.python": 200}),
+    ],
+)
+def test_what_a_look_from_inside_saw_changes_the_cells(
+    cell: str, seen: HostObserved, cpu_s: float, cells: dict[str, int]
+) -> None:
+    found = replace(document(row(cell, 200), cpu_s=cpu_s), observed=seen)
+    scope = program_scope(facts(found))
+    assert scope is not None
+    assert {one.id: one.count for one in scope.ledger.cells} == cells
+
+
+def test_samples_that_were_missed_for_want_of_a_processor_are_no_part_of_the_program() -> None:
+    scope = program_scope(facts(replace(document(row("host.work.python", 100)), fell_behind=True)))
+    assert scope is not None and [cell.id for cell in scope.ledger.cells] == ["host.work.python"]
+
+
+def test_a_forked_child_does_not_show_its_parents_frames() -> None:
+    fork = Frame(function="Popen._launch", file=f"{LIB}/multiprocessing/popen_fork.py", line=66)
+    work = Frame(function="work", file="/home/slow.py", line=9)
+    assert without_parent(stack(MAIN, fork, work)).frames == (work,)
+    assert without_parent(stack(MAIN, work)).frames == (MAIN, work)

@@ -21,33 +21,73 @@ _PACKAGE = re.compile(
 _MACHINERY = "<frozen"
 
 Lines = Callable[[str, int], str]
+# What a line of a function does, as `calls` names it: file, function, line.
+Names = Callable[[str, str, int], tuple[str, ...]]
+Patterns = tuple[re.Pattern[str], ...]
+
+
+def no_names(file: str, function: str, line: int) -> tuple[str, ...]:
+    """Stands in where no source code can be read."""
+    del file, function, line
+    return ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Rule:
-    cell: str
-    frames: tuple[re.Pattern[str], ...]
-    lines: tuple[re.Pattern[str], ...]
-    is_leaf: bool
+    """A row of `owners.toml`; `of` is empty but for those that refine a cell."""
 
-    def fits(self, frames: Sequence[str], line: str) -> bool:
-        seen = frames[-1:] if self.is_leaf else frames
-        if any(pattern.search(frame) for pattern in self.frames for frame in seen):
-            return True
-        return bool(line) and any(pattern.search(line) for pattern in self.lines)
+    cell: str
+    frames: Patterns
+    names: Patterns
+    lines: Patterns
+    is_leaf: bool
+    of: tuple[str, ...]
+    also: Patterns
+    without: Patterns
+
+    def fits_frames(self, frames: Sequence[str]) -> bool:
+        return _any(self.frames, frames[-1:] if self.is_leaf else frames)
+
+    def fits_line(self, names: Sequence[str], line: str) -> bool:
+        """The names of a line; its text where it has none."""
+        if names:
+            is_refused = bool(self.also) and not _any(self.also, names)
+            return _any(self.names, names) and not is_refused and not _any(self.without, names)
+        return bool(line) and _any(self.lines, (line,))
+
+
+def _any(patterns: Patterns, texts: Sequence[str]) -> bool:
+    return any(pattern.search(text) for pattern in patterns for text in texts)
 
 
 @cache
 def _rules() -> tuple[_Rule, ...]:
+    return _read("rule")
+
+
+@cache
+def _refinements() -> tuple[_Rule, ...]:
+    return _read("refine")
+
+
+def _read(kind: str) -> tuple[_Rule, ...]:
     data = tomllib.loads(Path(__file__).with_name("owners.toml").read_text(encoding="utf-8"))
+
+    def patterns(rule: Mapping[str, Sequence[str]], key: str) -> Patterns:
+        return tuple(re.compile(text) for text in rule.get(key, ()))
+
     return tuple(
         _Rule(
             cell=rule["cell"],
-            frames=tuple(re.compile(text) for text in rule.get("frames", ())),
-            lines=tuple(re.compile(text) for text in rule.get("lines", ())),
+            frames=patterns(rule, "frames"),
+            names=patterns(rule, "names"),
+            lines=patterns(rule, "lines"),
             is_leaf=rule.get("where") == "leaf",
+            of=tuple(rule.get("of", ())),
+            also=patterns(rule, "also"),
+            without=patterns(rule, "without"),
         )
-        for rule in data["rule"]
+        for rule in data[kind]
     )
 
 
@@ -61,11 +101,11 @@ class _Group:
     texts: Counter[str] = field(default_factory=Counter)
 
 
-def host_rows(stacks: Iterable[Stack], line_of: Lines) -> tuple[HostRow, ...]:
+def host_rows(stacks: Iterable[Stack], line_of: Lines, names_of: Names = no_names) -> tuple[HostRow, ...]:
     """One row for each cell and owner, the most samples first. `line_of` gives a line of source code, or nothing."""
     groups: dict[tuple[str, str, str], _Group] = {}
     for stack in stacks:
-        cell, owner, leaf = owned(stack, line_of)
+        cell, owner, leaf = owned(stack, line_of, names_of)
         group = groups.setdefault((cell, owner.function, owner.file), _Group())
         group.samples += stack.samples
         group.lines[owner.line] += stack.samples
@@ -90,28 +130,45 @@ def _row(key: tuple[str, str, str], group: _Group) -> HostRow:
     )
 
 
-def owned(stack: Stack, line_of: Lines) -> tuple[str, Frame, str]:
+def owned(stack: Stack, line_of: Lines, names_of: Names = no_names) -> tuple[str, Frame, str]:
     """The cell, the frame that owns it, and the leaf behind it, empty where that is the owner itself."""
     if not stack.frames:
         return INTERPRETER, Frame(function="", file=""), ""
     leaf = stack.frames[-1]
-    cell = cell_of(stack.frames, line_of(leaf.file, leaf.line).strip())
+    owner = _owner(stack.frames)
+    # A comprehension has lines of its own, which the function around it does not know.
+    place = leaf if not is_library(leaf.file) else owner
+    names = names_of(place.file, place.function.rpartition(".")[2], place.line)
+    cell = cell_of(stack.frames, line_of(leaf.file, leaf.line).strip(), names)
     if cell == IMPORTS:
         return cell, _imported(stack.frames), ""
-    owner = _owner(stack.frames)
     return cell, owner, "" if owner == leaf else place_of(leaf.function, leaf.file, leaf.line)
 
 
-def cell_of(frames: Sequence[Frame], line: str) -> str:
-    """Of the first rule that fits; what fits none is work in Python."""
+def cell_of(frames: Sequence[Frame], line: str, names: Sequence[str] = ()) -> str:
+    """Of the first rule that fits; what fits none is work in Python. Then what its values say of it."""
     # From Python 3.11 on a method's name begins with its class.
-    names = [f"{frame.file}: {frame.function.rpartition('.')[2]}" for frame in frames]
-    return next((rule.cell for rule in _rules() if rule.fits(names, line)), PYTHON)
+    shown = [f"{frame.file}: {frame.function.rpartition('.')[2]}" for frame in frames]
+    cell = _first_cell(shown, line, names, leaf_is_library=is_library(frames[-1].file))
+    return next((rule.cell for rule in _refinements() if cell in rule.of and rule.fits_line(names, "")), cell)
+
+
+def _first_cell(shown: Sequence[str], line: str, names: Sequence[str], *, leaf_is_library: bool) -> str:
+    if not leaf_is_library:
+        fits = (rule.cell for rule in _rules() if rule.fits_frames(shown) or rule.fits_line(names, line))
+        return next(fits, PYTHON)
+    by_frames = next((rule.cell for rule in _rules() if rule.fits_frames(shown) or rule.fits_line((), line)), None)
+    return by_frames or next((rule.cell for rule in _rules() if rule.fits_line(names, "")), PYTHON)
+
+
+def is_library(file: str) -> bool:
+    """Whether a file is the interpreter's or a package's, not the user's own."""
+    return not file or bool(_LIBRARY.search(file))
 
 
 def _owner(frames: Sequence[Frame]) -> Frame:
     """The innermost frame of the user's own code that has a name, else the innermost of all."""
-    own = [frame for frame in frames if not _LIBRARY.search(frame.file) and frame.file]
+    own = [frame for frame in frames if not is_library(frame.file)]
     named = [frame for frame in own if not _NAMELESS.search(frame.function)]
     return next(reversed(named or own or frames))
 
@@ -148,11 +205,11 @@ def short(file: str) -> str:
     return PurePath(file).name
 
 
-def busiest(stacks: Iterable[Stack], line_of: Lines) -> Mapping[str, tuple[int, str]]:
+def busiest(stacks: Iterable[Stack], line_of: Lines, names_of: Names = no_names) -> Mapping[str, tuple[int, str]]:
     """Each thread's samples outside of waits, and what it was most in; threads that only waited are left out."""
     found: dict[str, list[Stack]] = {}
     for stack in stacks:
-        if stack.frames and not owned(stack, line_of)[0].startswith(("host.wait", "host.exit")):
+        if stack.frames and not owned(stack, line_of, names_of)[0].startswith(("host.wait", "host.exit")):
             found.setdefault(f"{stack.process}/{stack.thread}", []).append(stack)
     return {name: (sum(stack.samples for stack in mine), top_place(mine, line_of)) for name, mine in found.items()}
 

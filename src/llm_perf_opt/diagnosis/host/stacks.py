@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _PROCESS = re.compile(r'process (\d{1,18}):"(.*)"', re.DOTALL)
 _THREAD = re.compile(r"thread \((?:0x)?([0-9A-Fa-f]+)\)(?:: (.*))?")
 # A command line may hold line breaks: a record ends where the next one begins.
 _RECORDS = re.compile(r"(?<=\d)\n(?=process \d+:\"|thread \()")
+_CHILD_STARTS = re.compile(r"/multiprocessing/(process|popen_fork|spawn|forkserver)\.py$")
 # A damaged file may hold more digits than Python converts.
 _COUNT = re.compile(r"\d{1,18}")
 _FRAME = re.compile(r"(.*) \((.*):(\d{1,18})\)")
@@ -62,6 +63,12 @@ def _read(line: str) -> Stack | None:
     # On Linux the main thread has the number of its process.
     is_main = thread == "MainThread" or (bool(processes) and number == str(processes[-1]))
     return Stack(processes=tuple(processes), thread=thread, is_main=is_main, frames=tuple(frames), samples=int(count))
+
+
+def without_parent(stack: Stack) -> Stack:
+    """A child's stack from its own start on: one that was forked has its parent's frames below its own."""
+    start = max((n for n, frame in enumerate(stack.frames) if _CHILD_STARTS.search(frame.file)), default=None)
+    return stack if start is None else replace(stack, frames=stack.frames[start + 1 :])
 
 
 def _parts(body: str) -> Iterable[str]:

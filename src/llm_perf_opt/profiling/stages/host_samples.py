@@ -41,7 +41,8 @@ class HostSamplesStage:
     def preflight(self, cfg: HostSamplesConfig, host: Host) -> Sequence[Obstacle]:
         if find_sampler() is not None:
             return ()
-        return (Obstacle(what="py-spy is not installed", remedy="pip install py-spy", blocking=False),)
+        what = "py-spy is not installed: a thread inside the program samples it"
+        return (Obstacle(what=what, remedy="pip install py-spy", blocking=False),)
 
     def run(self, cfg: HostSamplesConfig, ctx: StageContext) -> StageOutput:
         """Sample the program; a sampler that fails takes nothing away from what was measured before."""
@@ -55,6 +56,8 @@ class HostSamplesStage:
         except SamplerFailed as error:
             ctx.say(f"{self.name}: no host stacks: {error}")
             return StageOutput(metrics=metrics, files=files, notes=(f"no host stacks: {error}",))
+        for note in found.notes:
+            ctx.say(f"{self.name}: {note}")
         path = write_json(ctx.out_dir / HOST_SAMPLES_FILE, found)
         return StageOutput(
             metrics={**metrics, **_metrics(found, f"{self.name}/{HOST_SAMPLES_FILE}")},
@@ -68,7 +71,7 @@ class HostSamplesStage:
 
 
 def _metrics(found: HostDocument, source: str) -> dict[str, Metric]:
-    how = f"{found.sampler}, {found.rate_hz} samples a second, main thread"
+    how = f"{found.sampler}, in samples of 1/{found.rate_hz} s, main thread"
     metrics = {"host_samples": Metric(value=found.samples, unit="samples", how=how, source=source)}
     if found.cpu_s is not None:
         how = "processor time of all its processes, pass with sampled stacks"

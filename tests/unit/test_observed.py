@@ -1,0 +1,85 @@
+"""A look into a running program: places, types, pauses, memory; and what is made of it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from llm_perf_opt.diagnosis.host.stacks import Frame
+from llm_perf_opt.profiling.observed import (
+    LineNames,
+    first_look,
+    observing_environment,
+    read_looks,
+    stacks_of,
+    summarise_look,
+)
+
+PROGRAM = """
+import os, time
+class Node:
+    def __init__(self):
+        self.next = self
+def work(end):
+    kept = bytearray(30_000_000)
+    values = {"a": 1}
+    while time.monotonic() < end:
+        [Node() for _ in range(1000)]
+        sum(values.values())
+    return len(kept)
+work(time.monotonic() + 0.5)
+os.environ.clear()
+"""
+
+
+def watch(folder: Path, *, stacks: bool, text: str = PROGRAM, **environ: str) -> Path:
+    program = folder / "program.py"
+    program.write_text(text, encoding="utf-8")
+    looks = folder / "looks"
+    looks.mkdir()
+    given = {**os.environ, **environ}
+    env = {**given, **observing_environment(looks, stacks=stacks, environ=given)}
+    subprocess.run([sys.executable, str(program)], env=env, check=True, timeout=60, stdin=subprocess.DEVNULL)
+    return program
+
+
+def test_a_look_knows_places_types_pauses_and_memory(tmp_path: Path) -> None:
+    program = watch(tmp_path, stacks=False)
+    look = first_look(read_looks(tmp_path / "looks"), 0)
+    assert look is not None and look.ended and look.stacks == ()
+    place = max(look.places, key=lambda place: place.weight_s)
+    assert (place.file, place.function) == (str(program), "work")
+    types = {name: seen for place in look.places for name, seen in place.types.items()}
+    assert types["kept"] == "bytearray 30000000 elements"
+    found = summarise_look(look, str)
+    assert found.garbage.count > 0 and found.garbage.owner.startswith(("work() at program.py:", "__init__() at"))
+    assert found.memory.peak_bytes > 30_000_000
+    assert found.threads.processors == len(os.sched_getaffinity(0))
+
+
+def test_where_it_samples_too_its_stacks_are_those_of_a_sampler(tmp_path: Path) -> None:
+    program = watch(tmp_path, stacks=True)
+    look = first_look(read_looks(tmp_path / "looks"), 0)
+    assert look is not None
+    stacks = stacks_of(look, rate_hz=200)
+    assert all(stack.is_main and stack.process == look.pid for stack in stacks)
+    assert {Frame(function="<module>", file=str(program), line=13)} >= {stack.frames[0] for stack in stacks}
+    assert sum(stack.samples for stack in stacks) > 40
+
+
+def test_variables_that_change_the_speed_are_kept_and_no_others(tmp_path: Path) -> None:
+    text = "import time\ntime.sleep(0.2)\n"
+    watch(tmp_path, stacks=False, text=text, OMP_NUM_THREADS="1", MY_PASSWORD="secret")
+    look = first_look(read_looks(tmp_path / "looks"), 0)
+    assert look is not None
+    assert look.environment["OMP_NUM_THREADS"] == "1"
+    assert "MY_PASSWORD" not in look.environment
+
+
+def test_a_line_is_named_with_the_values_that_were_seen(tmp_path: Path) -> None:
+    text = "import time\ndef poll(end, file):\n    while time.monotonic() < end:\n        file.read(10)\n"
+    text += "with open('/dev/zero', 'rb') as source:\n    poll(time.monotonic() + 0.4, source)\n"
+    program = watch(tmp_path, stacks=False, text=text)
+    names = LineNames(folder=tmp_path, look=first_look(read_looks(tmp_path / "looks"), 0))
+    assert names(str(program), "poll", 4)[0] in ("_io.BufferedReader().read", "file.read")
+    assert names.detail(str(program), 4) == "_io.BufferedReader '/dev/zero'"
