@@ -16,10 +16,13 @@ from llm_perf_opt.profiling.vendor.launch import quote
 
 HELP = """\
 llm-perf run [OVERRIDE ...] -- PROGRAM [ARGUMENT ...]
+llm-perf run --attach PID [--duration 20s]
 
 Runs a program of yours: once without a profiler for its times, then under
 torch.profiler (Python programs), nsys and ncu, as far as this machine has them;
 one run directory, one report.
+
+--attach samples a process that runs already: llm-perf run --attach 1 --help.
 
 examples:
   llm-perf run -- python my_script.py --steps 2
@@ -42,6 +45,10 @@ command with workload.command set.
 
 def main(argv: Sequence[str]) -> int:
     words = list(argv)
+    if any(word.partition("=")[0] == "--attach" for word in words):
+        from llm_perf_opt.commands.attach import main as attach
+
+        return attach(words)
     if "--" not in words and (not words or {"-h", "--help"} & set(words)):
         print(HELP, end="")
         return EXIT_OK

@@ -33,7 +33,7 @@ COMPUTES = 0.5
 FEW_SAMPLES = 20
 
 
-def program_scope(host: HostFacts) -> Scope | None:
+def program_scope(host: HostFacts, *, place: str = "the program") -> Scope | None:
     """The clean wall time, split as the sampled pass is; the sampled pass itself where no clean time is known."""
     found = host.samples
     if not is_enough(found):
@@ -53,8 +53,8 @@ def program_scope(host: HostFacts) -> Scope | None:
     return Scope(
         id=PROGRAM,
         kind="program",
-        place="the program",
-        each="the program",
+        place=place,
+        each=place,
         is_named=False,
         wall_ns=wall_ns,
         clean=clean is not None,

@@ -32,6 +32,7 @@ from llm_perf_opt.profiling.observed import (
 )
 from llm_perf_opt.profiling.program import phase_limit
 from llm_perf_opt.system.process import CommandResult, program_title
+from llm_perf_opt.system.redact import Redactor
 
 LAUNCHER = Path(__file__).with_name("launch_sampled.py")
 SAMPLER = "py-spy"
@@ -121,7 +122,7 @@ def sample_program(ctx: StageContext, *, rate_hz: int, timeout_s: float, holds_g
     total = sum(stack.samples for stack in main)
     # What our modules took to start is no time of the program.
     ours_s = (sum(stack.samples for stack in mine) - total) / rate_hz
-    lines, names = _Source(ctx), LineNames(folder=ctx.config.user_dir, look=looked.look)
+    lines, names = _lines(ctx), LineNames(folder=ctx.config.user_dir, look=looked.look)
     threads = tuple(
         HostThread(name=name, samples=samples, owner=owner)
         for name, (samples, owner) in sorted(busiest(others, lines, names).items(), key=lambda item: -item[1][0])
@@ -227,7 +228,7 @@ def _gil(job: SampleJob, sampler: tuple[str, str]) -> HostGil:
     return HostGil(
         main_share=min(1.0, sum(stack.samples for stack in ours if stack.is_main) / looks),
         others_share=min(1.0, sum(stack.samples for stack in others) / looks),
-        holder=top_place(others, _Source(job.ctx)) if others else "",
+        holder=top_place(others, _lines(job.ctx)) if others else "",
         source=f"{job.ctx.out_dir.name}/gil.txt",
     )
 
@@ -349,15 +350,18 @@ def _why_nothing(tail: str, exit_code: int | None) -> str:
     return f"py-spy gave no samples: {last or 'it was ended after its time was up'}"
 
 
-class _Source:
+class SourceLines:
     """Lines of source code, without secrets; nothing where the file cannot be read."""
 
-    def __init__(self, ctx: StageContext) -> None:
-        self._clean, self._folder = ctx.run_command.redactor, ctx.config.user_dir
+    def __init__(self, folder: Path, clean: Redactor) -> None:
+        self._clean, self._folder = clean, folder
 
     def __call__(self, file: str, number: int) -> str:
         if not file or file.startswith("<"):
             return ""
-        path = str(self._folder / file)
-        text = linecache.getline(path, number).strip()
+        text = linecache.getline(str(self._folder / file), number).strip()
         return self._clean.text(text)[:LINE_LENGTH]
+
+
+def _lines(ctx: StageContext) -> SourceLines:
+    return SourceLines(ctx.config.user_dir, ctx.run_command.redactor)
