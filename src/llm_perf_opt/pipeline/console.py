@@ -199,10 +199,22 @@ def _next_step(view: "ReportView", run_dir: Path) -> list[Text]:
     ]
 
 
+def _latencies(view: "ReportView") -> list[Text]:
+    """Of a program whose verdict is about its wall time: what its phases took, where it has some."""
+    from llm_perf_opt.report.view.shown import Shown
+
+    tiles = [(tile, tile.cell) for tile in view.headline.tiles if isinstance(tile.cell, Shown)]
+    if all(tile.key != "tpot" for tile, _ in tiles):
+        return []
+    return [Text(printable("  " + ", ".join(f"{tile.label} {cell.text}" for tile, cell in tiles)))]
+
+
 def verdict_lines(view: "ReportView", *, findings: int = FINDINGS_SHOWN) -> list[Text]:
     """The verdict, each phase against its bound, and what to change first."""
     headline = view.headline
     lines = [Text(printable(headline.verdict), style=_TONE[headline.tone])]
+    if view.diagnosis.verdict.scope == PROGRAM:
+        lines += _latencies(view)
     known = [w for w in view.waterfalls if any(row.key == "wall" and row.missing is None for row in w.rows)]
     lines += [Text.assemble((f"  {w.phase:<8}", "bold"), printable(w.summary)) for w in known]
     lines += [Text(printable(f"  unsteady: {text}"), style="yellow") for text in headline.warnings[:1]]

@@ -40,6 +40,7 @@ from llm_perf_opt.core.slowdown import TimedSample, matched_ratios, slowdown
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import CommandFailed, ParseError
 from llm_perf_opt.marks import MARKS_DIR, STOPPED
+from llm_perf_opt.profiling.injection import found_phases_environment
 from llm_perf_opt.profiling.program import (
     CLEAN_PASS,
     ProgramRun,
@@ -382,7 +383,11 @@ def _run_program(ctx: StageContext, folder: Path, timeout_s: float) -> tuple[Met
                 log=f"clean{suffix}.log",
                 cmd_file=f"clean{suffix}.cmd.txt",
                 cwd=ctx.config.user_dir,
-                env={MARKS_DIR: str(marks), **phase_limit(workload.stop_after_phases)},
+                env={
+                    **found_phases_environment(ctx.run_command.environment),
+                    MARKS_DIR: str(marks),
+                    **phase_limit(workload.stop_after_phases),
+                },
                 label=f"clean pass {repeat + 1} of {workload.repeats}",
             )
             if not result.timed_out:

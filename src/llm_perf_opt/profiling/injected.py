@@ -26,13 +26,13 @@ from llm_perf_opt.profiling.baseline import (
     program_baseline,
     require_success,
 )
+from llm_perf_opt.profiling.injection import found_phases_environment
 from llm_perf_opt.profiling.program import is_python, phase_limit
 from llm_perf_opt.system.process import program_title
 
 if TYPE_CHECKING:
     from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig
 
-INJECT_DIR = Path(__file__).parent / "inject"
 NO_OPERATOR = (
     "the trace of torch.profiler holds no operator: the program did no torch work in the window "
     "(pipeline.torch_profiler.window)"
@@ -102,11 +102,7 @@ def injected_environment(
         "profile_memory": cfg.profile_memory,
         "with_stack": cfg.with_stack,
     }
-    before = environ.get("PYTHONPATH")
-    return {
-        "PYTHONPATH": os.pathsep.join([str(INJECT_DIR), *([before] if before else [])]),
-        WINDOW_VARIABLE: json.dumps(settings),
-    }
+    return {**found_phases_environment(environ), WINDOW_VARIABLE: json.dumps(settings)}
 
 
 def _has_phases(data: MetricsDocument) -> bool:

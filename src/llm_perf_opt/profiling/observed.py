@@ -1,6 +1,5 @@
 """What `inject/_llm_perf_observe.py` wrote of a process, as records: places, values, stacks, and the summary of all."""
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from llm_perf_opt.core.documents import (
 from llm_perf_opt.diagnosis.host.calls import NO_TYPES, SourceNames, read_source
 from llm_perf_opt.diagnosis.host.owners import is_library, place_of
 from llm_perf_opt.diagnosis.host.stacks import Frame, Stack
-from llm_perf_opt.profiling.injected import INJECT_DIR
+from llm_perf_opt.profiling.injection import inject_path
 
 VARIABLE = "LLM_PERF_OBSERVE"
 # A look beside a sampler that reads from outside, and where there is no such sampler.
@@ -103,12 +102,6 @@ def observing_environment(folder: Path, *, stacks: bool, environ: Mapping[str, s
     """What makes the program's Python look at itself; for one child alone."""
     settings = f"{ALONE_RATE_HZ}:1:{folder}" if stacks else f"{RATE_HZ}:0:{folder}"
     return {**inject_path(environ), VARIABLE: settings}
-
-
-def inject_path(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """PYTHONPATH with the folder of the injected modules before what was there."""
-    before = environ.get("PYTHONPATH")
-    return {"PYTHONPATH": os.pathsep.join([str(INJECT_DIR), *([before] if before else [])])}
 
 
 def read_looks(folder: Path) -> Mapping[int, ProcessLook]:

@@ -29,7 +29,9 @@ RATES = {PREFILL: "prefill_tokens_per_s", DECODE_STEP: "decode_tokens_per_s"}
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """One line a mark wrote. `tokens` are those of the phase, all sequences together."""
+    """One line a mark wrote. `tokens` are those of the phase, all sequences together; `found`: we wrote it, for a
+    library whose loop is known, not the program.
+    """
 
     kind: str
     name: str
@@ -38,6 +40,7 @@ class Mark:
     warmup: bool = False
     synchronised: bool = False
     tokens: int | None = None
+    found: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +74,19 @@ def phase_limit(stop_after_phases: int | None) -> dict[str, str]:
 
 
 def read_marks(folder: Path) -> tuple[Mark, ...]:
-    """The lines of every process, by start; a last line that was cut off is left out."""
+    """The lines of every process, by start; a last line that was cut off is left out.
+
+    Phases that the program marks itself win over those that were found.
+    """
     decoder = msgspec.json.Decoder(Mark)
     found: list[Mark] = []
     for path in sorted(folder.glob("marks-*.jsonl")):
         lines = path.read_bytes().split(b"\n")
         # What stands behind the last line break is empty or cut off.
         found += [decoder.decode(line) for line in lines[:-1]]
-    return tuple(sorted(found, key=lambda mark: mark.start_ns))
+    has_own = any(mark.kind == "phase" and not mark.found for mark in found)
+    kept = (mark for mark in found if not (has_own and mark.found))
+    return tuple(sorted(kept, key=lambda mark: mark.start_ns))
 
 
 def describe_program(
@@ -97,6 +105,9 @@ def describe_program(
     if unsynchronised and not is_cpu:
         named = ", ".join(unsynchronised)
         notes.append(f"phases without a wait for the GPU at their ends, so their times are the host's: {named}")
+    names = sorted({mark.name for mark in marks if mark.found})
+    if names:
+        notes.append(f"phases found without marks of the program, in the loop of transformers: {', '.join(names)}")
     if not marks:
         notes.append(
             'the program marks no phases, so only its wall time is known; `with llm_perf_opt.phase("decode_step"):` '

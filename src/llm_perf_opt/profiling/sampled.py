@@ -19,7 +19,7 @@ from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.diagnosis.host.owners import IMPORTS, INTERPRETER, Lines, Names, busiest, host_rows, owned, top_place
 from llm_perf_opt.diagnosis.host.stacks import Stack, of_program, read_stacks, without_parent
 from llm_perf_opt.errors import CommandFailed
-from llm_perf_opt.profiling.injected import INJECT_DIR
+from llm_perf_opt.profiling.injection import INJECT_DIR
 from llm_perf_opt.profiling.observed import (
     ALONE_RATE_HZ,
     LineNames,

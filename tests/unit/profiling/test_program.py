@@ -12,7 +12,8 @@ from llm_perf_opt.commands.run import implied_overrides, refuse_input, split_com
 from llm_perf_opt.config.arguments import parse_arguments
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.baseline import clean_metrics, last_words
-from llm_perf_opt.profiling.injected import INJECT_DIR, injected_environment
+from llm_perf_opt.profiling.injected import injected_environment
+from llm_perf_opt.profiling.injection import INJECT_DIR
 from llm_perf_opt.profiling.program import (
     Mark,
     ProgramRun,

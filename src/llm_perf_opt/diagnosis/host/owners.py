@@ -19,6 +19,8 @@ _PACKAGE = re.compile(
     r"(?:site|dist)-packages/([^/]+?)(?:/|\.py$|\.)|lib/python\d[\d.]*/(?!(?:site|dist)-packages)(?:lib-dynload/)?([^/]+?)(?:/|\.py$|\.)"
 )
 _MACHINERY = "<frozen"
+# Between a line of the user's and the function in C that it calls lie so many frames of wrappers at most.
+NEAR = 3
 
 Lines = Callable[[str, int], str]
 # What a line of a function does, as `calls` names it: file, function, line.
@@ -150,6 +152,9 @@ def cell_of(frames: Sequence[Frame], line: str, names: Sequence[str] = ()) -> st
     # From Python 3.11 on a method's name begins with its class.
     shown = [f"{frame.file}: {frame.function.rpartition('.')[2]}" for frame in frames]
     cell = _first_cell(shown, line, names, leaf_is_library=is_library(frames[-1].file))
+    if all(is_library(frame.file) for frame in frames[-1 - NEAR :]):
+        # The values of the user's line are not those a library works on far below it.
+        return cell
     return next((rule.cell for rule in _refinements() if cell in rule.of and rule.fits_line(names, "")), cell)
 
 

@@ -1,0 +1,103 @@
+"""Phases of transformers' own loops are found without a mark in the program; those it marks itself win."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.marks import MARKS_DIR
+from llm_perf_opt.profiling.injection import found_phases_environment
+from llm_perf_opt.profiling.program import describe_program, read_marks
+
+UTILS = '''
+class GenerationMixin:
+    """The parts of the real one that its loop is known by."""
+
+    def _prefill(self, ids):
+        self.prepare_inputs_for_generation(ids)
+
+    def _update_model_kwargs_for_generation(self, outputs):
+        return {}
+
+    def generate(self, inputs=None, max_new_tokens=3):
+        self._prefill(inputs)
+        for token in range(max_new_tokens):
+            if token:
+                self.prepare_inputs_for_generation(inputs)
+            self._update_model_kwargs_for_generation(None)
+        return inputs
+'''
+MODEL = """
+from transformers.generation.utils import GenerationMixin
+
+class Ids:
+    shape = (2, 5)
+
+class Model(GenerationMixin):
+    def prepare_inputs_for_generation(self, ids):
+        return {}
+"""
+REAL = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+config = LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=64)
+ids = torch.ones(2, 5, dtype=torch.long)
+LlamaForCausalLM(config).generate(ids, max_new_tokens=4, do_sample=False, eos_token_id=None, pad_token_id=0)
+"""
+
+
+def run(folder: Path, text: str, *, is_real: bool = False) -> list[tuple[str, int | None]]:
+    program = folder / "program.py"
+    program.write_text(text, encoding="utf-8")
+    if not is_real:
+        package = folder / "transformers" / "generation"
+        package.mkdir(parents=True)
+        for init in (package.parent, package):
+            (init / "__init__.py").touch()
+        (package / "utils.py").write_text(UTILS, encoding="utf-8")
+    env = {**os.environ, **found_phases_environment(os.environ), MARKS_DIR: str(folder)}
+    subprocess.run([sys.executable, str(program)], env=env, check=True, timeout=300, stdin=subprocess.DEVNULL)
+    return [(mark.name, mark.tokens) for mark in read_marks(folder)]
+
+
+def test_a_call_of_generate_is_a_prefill_and_a_step_for_each_further_token(tmp_path: Path) -> None:
+    found = run(tmp_path, MODEL + "Model().generate(Ids())\nModel().generate(inputs=Ids(), max_new_tokens=1)\n")
+    assert found == [("prefill", 10), ("decode_step", 2), ("decode_step", 2), ("prefill", 10)]
+
+
+def test_a_generate_inside_another_one_is_a_part_of_it(tmp_path: Path) -> None:
+    text = MODEL + "class Assisted(Model):\n    def _prefill(self, ids):\n        Model().generate(ids)\n"
+    assert run(tmp_path, text + "Assisted().generate(Ids())\n")[0] == ("prefill", 10)
+    assert len(read_marks(tmp_path)) == 3
+
+
+def test_phases_that_the_program_marks_itself_win(tmp_path: Path) -> None:
+    text = "import llm_perf_opt as perf\n" + MODEL
+    text += "Model().generate(Ids())\nwith perf.phase('answer'):\n    Model().generate(Ids())\n"
+    assert run(tmp_path, text) == [("answer", None)]
+
+
+def test_the_run_says_that_phases_were_found(tmp_path: Path) -> None:
+    from llm_perf_opt.profiling.program import ProgramRun
+
+    run(tmp_path, MODEL + "Model().generate(Ids())\n")
+    data = describe_program(
+        ["python", "program.py"],
+        [ProgramRun(wall_s=1.0, marks=read_marks(tmp_path))],
+        device_name="CPU",
+        is_cpu=True,
+        peak_memory_bytes=None,
+        peak_memory_reason="none",
+    )
+    assert data.notes == (
+        "phases found without marks of the program, in the loop of transformers: decode_step, prefill",
+    )
+    assert {"ttft_ms", "tpot_ms", "prefill_tokens_per_s", "decode_tokens_per_s"} <= data.clean.metrics.keys()
+
+
+@pytest.mark.long
+def test_the_real_generate_has_these_phases(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    assert run(tmp_path, REAL, is_real=True) == [("prefill", 10), *[("decode_step", 2)] * 3]
