@@ -31,6 +31,7 @@ from llm_perf_opt.pipeline.jobs.record import JobsDocument
 from llm_perf_opt.pipeline.plan import PlanDocument
 from llm_perf_opt.pipeline.stores import SyncDocument
 from llm_perf_opt.pipeline.sweep import SweepDocument
+from llm_perf_opt.serving.requests.records import SlowDocument
 from llm_perf_opt.serving.results import BenchDocument
 from llm_perf_opt.workload.gallery import GalleryInfo
 from llm_perf_opt.workload.outputs import PredictionLine
@@ -55,6 +56,7 @@ DOCUMENTS: dict[str, Any] = {
     "metrics": MetricsDocument,
     "optimize": OptimizeDocument,
     "plan": PlanDocument,
+    "slow_requests": SlowDocument,
     "prediction_line": PredictionLine,
     "predictions": PredictionsDocument,
     "static": StaticDocument,

@@ -75,7 +75,14 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
-            self.server.asked.append({"path": self.path, "auth": self.headers.get("Authorization"), **body})
+            self.server.asked.append(
+                {
+                    "path": self.path,
+                    "auth": self.headers.get("Authorization"),
+                    "id": self.headers.get("X-Request-Id"),
+                    **body,
+                }
+            )
             number = len(self.server.asked)
         if self.path in ("/start_profile", "/stop_profile"):
             self._answer(404 if self.server.fault == "no_profiler" else 200, b"")

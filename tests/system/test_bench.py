@@ -340,3 +340,27 @@ def test_vllm_on_the_cpu_is_started_loaded_profiled_and_ended(tmp_path: Path) ->
     assert [(one["completed"], one["failed"], one["output_tokens"]) for one in levels] == [(20, 0, 320)] * 2
     assert {row["name"] for row in levels[0]["counters"]} >= {"running", "waiting", "KV cache use"}
     assert list((only_run(tmp_path) / "bench" / "engine").rglob("*.json*")) != []
+
+
+def test_the_slowest_requests_are_explained_in_the_run_and_by_analyze(tmp_path: Path) -> None:
+    with fake_server(gap_s=0.001) as server:
+        done = _bench(tmp_path, f"server.url={server.url}", *QUICK, "load.concurrency=4", "capture.requests=slowest")
+    assert done.code == 0, done.err
+    run = only_run(tmp_path)
+    found = valid_file("slow_requests", run / "bench" / "slow_requests.json")
+    (level,) = found["levels"]
+    assert (level["method"], level["level"], len(level["slowest"])) == ("arrival times", "concurrency=4", 10)
+    assert found["notes"][0].startswith("the steps of a server that llm-perf did not start are not recorded; ")
+    for one in level["slowest"]:
+        assert sum(part["time_s"] for part in one["parts"]) == pytest.approx(one["e2e_s"], rel=0.02)
+    ids = {json.loads(line)["request_id"] for line in (run / "bench" / "requests.jsonl").read_text().splitlines()}
+    assert len(ids) == 40 and {one["request_id"] for one in level["slowest"]} <= ids
+    assert set(ids) <= {one["id"] for one in server.asked}
+    assert "## Slowest requests" in (run / "report.md").read_text()
+    assert valid_manifest(run)["stages"][0]["files"][-1]["role"] in ("picture", "slow_requests_json")
+    again = llm_perf("analyze", str(run), "--json", cwd=tmp_path)
+    assert again.code == 0, again.err
+    assert json.loads(again.out)["levels"] == found["levels"]
+    assert "Slowest requests, concurrency 4" in llm_perf("analyze", str(run), cwd=tmp_path).out
+    refused = llm_perf("analyze", str(run), "-o", "x", cwd=tmp_path)
+    assert (refused.code, "the run has its report; leave -o out" in refused.err) == (2, True)

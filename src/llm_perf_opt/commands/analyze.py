@@ -2,7 +2,7 @@
 
 nsys reports (.nsys-rep, needs nsys to export), exports (.sqlite) and kernel summaries (.csv); torch profiler traces
 (.json, .json.gz); databases of rocprofv3 (.db); ncu reports and CSV pages; memory snapshots of torch (.pickle); results
-of `vllm bench serve` and aiperf (.json).
+of `vllm bench serve` and aiperf (.json); the run directory of `llm-perf bench`, whose slowest requests are explained.
 
 What a capture cannot say of itself: the model and hardware behind it, and its times without a profiler.
 
@@ -47,6 +47,12 @@ def main(argv: list[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_intermixed_args(argv)
     context = split_context(args)
+    if len(context.files) == 1 and context.files[0].is_dir():
+        from llm_perf_opt.pipeline.analyze.slow import analyze_load_run, is_load_run
+
+        if is_load_run(context.files[0]):
+            analyze_load_run(context.files[0], args.output, as_json=args.json)
+            return EXIT_OK
     args.files = tuple(file for path in context.files for file in capture_files(path))
     kinds = [kind_of(path) for path in args.files]
     _require_one_story(kinds)
@@ -91,8 +97,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help=".nsys-rep, .sqlite, kernel summary .csv, trace.json[.gz], rocprofv3's .db, .ncu-rep, ncu CSV page, "
         "snapshot.pickle of torch's memory, "
-        "results of `vllm bench serve` or aiperf, a directory with the "
-        "captures of a job, or that of an old run, whose kernel summary is found; with -o also what "
+        "results of `vllm bench serve` or aiperf, a run of `llm-perf bench` for its slowest requests, a directory with "
+        "the captures of a job, or that of an old run, whose kernel summary is found; with -o also what "
         "ran, in the words of `llm-perf predict` (model=llama3_8b hardware=h200 workload.prompt=1024), for bounds",
     )
     parser.add_argument(

@@ -104,6 +104,8 @@ Role = Literal[
     "bench_json",
     "bench_requests",
     "vllm_bench_json",
+    "engine_steps",
+    "slow_requests_json",
 ]
 # The stages a report looks to first for a role, and names when nobody wrote a file of it.
 ROLE_WRITERS: dict[Role, tuple[str, ...]] = {

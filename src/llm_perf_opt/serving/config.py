@@ -224,10 +224,14 @@ class LoadLevel:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowSection:
-    """`capture.*`: a profiler's look at the server under the last level's load, apart from the measured ones."""
+    """`capture.*`: a profiler's look at the server under the last level's load, apart from the measured ones.
+
+    `requests` slowest explains the slowest requests of the measured levels. `startup` explains the time until ready.
+    """
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
     tool: Literal["none", "nsys", "engine"] = "none"
+    requests: Literal["none", "slowest"] = "none"
     duration_s: Seconds = 10.0
     trace: str = "cuda,nvtx,osrt"
     keep_report: bool = False

@@ -280,6 +280,7 @@ class _Driver:
     def _sum_up(self) -> None:
         run, load = self._run, self._load
         ended = self._summaries
+        run.begun_s = self._begun or None
         run.duration_s = max((one.worked_s for one in ended), default=time.perf_counter() - self._begun)
         run.ended_s, run.duration_s = run.duration_s, max(0.0, run.duration_s - load.ramp_up_s)
         run.client_cpu_s = max((one.cpu_s for one in ended), default=0.0)

@@ -17,6 +17,7 @@ class RequestRecord:
     `gaps_s` are the times between one token's arrival and the next. `counted_by` is `usage` where the server reported
     the number of tokens, else `events`. `late_s` is how long after its scheduled time the request was sent. `is_ramp`:
     sent while the load was still growing, and not part of the figures. `turn` counts the requests of a session.
+    `request_id` is the id that was sent with it.
     """
 
     index: int
@@ -32,6 +33,7 @@ class RequestRecord:
     late_s: float | None = None
     turn: int = 0
     is_ramp: bool = False
+    request_id: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -39,7 +41,8 @@ class LoadRun:
     """One level while it runs, and its records. `stopped` is why it ended early.
 
     `duration_s` counts from the end of the ramp-up to `ended_s` after the start. `client_cpu_s` is the CPU time of the
-    busiest of `processes` client processes, `lag` how late their event loops were.
+    busiest of `processes` client processes, `lag` how late their event loops were. `begun_s` is the start of the load
+    on the monotonic clock, which all processes of a machine share.
     """
 
     level: LoadLevel
@@ -47,6 +50,7 @@ class LoadRun:
     counters: list[CounterSample] = field(default_factory=list)
     duration_s: float = 0.0
     ended_s: float | None = None
+    begun_s: float | None = None
     client_cpu_s: float = 0.0
     lag: LoopLag | None = None
     processes: int = 1

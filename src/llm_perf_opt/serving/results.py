@@ -71,12 +71,14 @@ class LevelResult:
     `good_share` is the share of all requests that keep to every limit, `meets_slo` whether that is enough.
     `mean_concurrency` is the mean number of requests under way. `client_busy` is the share of the time in which the
     busiest of `client_processes` computed, `client_lag_*` how late its event loop was, `send_late_*` how long after
-    their scheduled time requests were sent.
+    their scheduled time requests were sent. `begun_s` is the start of the load on the monotonic clock of the client's
+    machine, which a server there shares.
     """
 
     label: str
     rate: float | None = None
     concurrency: int | None = None
+    begun_s: float | None = None
     duration_s: float | None = None
     sent: int | None = None
     completed: int
@@ -274,6 +276,7 @@ def level_result(run: LoadRun, slo: SloSection, *, gpus: Sequence[GpuFigures] = 
         label=run.level.label,
         rate=run.level.rate,
         concurrency=run.level.concurrency,
+        begun_s=run.begun_s,
         duration_s=run.duration_s,
         sent=len(counted),
         completed=len(good),

@@ -236,7 +236,7 @@ def test_a_closed_loop_sends_what_was_asked_and_counts_what_came() -> None:
     assert level_result(run, SloSection()).most_at_once == 4
     assert [sample.values["running"] for sample in run.counters][:1] == [5.0]
     assert run.stopped is None
-    body = {k: v for k, v in asked[0].items() if k not in ("prompt", "auth")}
+    body = {k: v for k, v in asked[0].items() if k not in ("prompt", "auth", "id")}
     assert body == {
         "path": "/v1/completions",
         "model": "fake",

@@ -6,6 +6,7 @@ Files and manifest are written after every level, so that whatever happens later
 import os
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ import msgspec
 from llm_perf_opt.core.manifest import RunManifest, write_json, write_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.records import CommandRecord, Progress, RunStatus, StageFile, StageRecord, StageTraits
+from llm_perf_opt.core.sections import Section
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.errors import ConfigError, ProfilingError, ToolError
 from llm_perf_opt.pipeline.bench.config import BenchConfig
@@ -44,6 +46,10 @@ from llm_perf_opt.serving.config import LoadLevel, LoadSection
 from llm_perf_opt.serving.engine import RunningServer, ServerPlace, running_server, server_report, with_program
 from llm_perf_opt.serving.load import run_level
 from llm_perf_opt.serving.records import LoadRun
+from llm_perf_opt.serving.requests.adapters.choose import StepRecording, record_steps
+from llm_perf_opt.serving.requests.records import SLOW_FILE, SlowDocument
+from llm_perf_opt.serving.requests.sections import slow_lines, slow_sections
+from llm_perf_opt.serving.requests.stored import STEP_FILES, explain_run, write_slow
 from llm_perf_opt.serving.results import (
     BENCH,
     BENCH_FILE,
@@ -90,6 +96,9 @@ class BenchRun:
     reported: Mapping[str, str] = field(default_factory=dict)
     warm: WarmServer | None = None
     sent_to: SyncDocument | None = None
+    slow: SlowDocument | None = None
+    slow_notes: list[str] = field(default_factory=list)
+    load_id: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
     started: float = field(default_factory=time.monotonic)
 
     def say(self, text: str) -> None:
@@ -147,12 +156,13 @@ class BenchRun:
                 StageFile(role="bench_json", path=folder / BENCH_FILE),
                 StageFile(role="bench_requests", path=folder / REQUESTS_FILE),
                 *self.vllm_files,
+                *_slow_files(self),
                 *pictures,
             ),
             metrics=bench_metrics(document, source=SOURCE),
             notes=tuple(self.notes),
             traits=StageTraits(),
-            sections=with_pictures(bench_sections(document, source=SOURCE), *drawn),
+            sections=(*with_pictures(bench_sections(document, source=SOURCE), *drawn), *_slow_sections(self)),
         )
         config = {**self.config.resolved, "model": {"name": self.model or self.config.server.name}}
         self.manifest = replace(self.manifest, status=status, config=config, stages=(record, *self.others))
@@ -251,7 +261,8 @@ def _measure(run: BenchRun) -> None:
     traces = run.root / BENCH / "engine"
     is_engine = config.capture.tool == "engine"
     more = profile_args(config.server, traces) if is_engine else []
-    with running_server(config.server, run.place, more_args=more) as server:
+    recording = _recording(run)
+    with running_server(recording.section, run.place, more_args=[*more, *recording.args]) as server:
         run.server, run.model = server.target.url, run.redactor.text(server.model)
         begun = time.monotonic()
         try:
@@ -267,6 +278,40 @@ def _measure(run: BenchRun) -> None:
                 code, log = server.service.poll(), f"{BENCH}/server.log"
                 argv = run.redactor.words(server.service.argv)
                 run.commands.append(CommandRecord(argv=argv, exit_code=code, duration_s=duration_s, log=log))
+
+
+def _recording(run: BenchRun) -> StepRecording:
+    """The server as it has to be started for what is to be explained of it."""
+    if run.config.capture.requests == "none":
+        return StepRecording(section=run.config.server)
+    recording = record_steps(run.config.server, run.root / BENCH, os.environ)
+    if recording.declined is not None:
+        run.slow_notes.append(recording.declined)
+        run.say(f"capture.requests: {recording.declined}")
+    return recording
+
+
+def _explain(run: BenchRun) -> None:
+    """The slowest requests of what was measured; the files are those of the run."""
+    run.slow = explain_run(run.root, run.slow_notes)
+    write_slow(run.root, run.slow)
+    for line in slow_lines(run.slow):
+        print(run.redactor.text(line), flush=True)
+
+
+def _slow_sections(run: BenchRun) -> tuple[Section, ...]:
+    if run.slow is None:
+        return ()
+    files = [f"{BENCH}/{path.name}" for path in sorted((run.root / BENCH).glob(STEP_FILES))]
+    return slow_sections(run.slow, source=f"{BENCH}/{SLOW_FILE}", files=files)
+
+
+def _slow_files(run: BenchRun) -> list[StageFile]:
+    if run.slow is None:
+        return []
+    folder = run.root / BENCH
+    steps = [StageFile(role="engine_steps", path=path) for path in sorted(folder.glob(STEP_FILES))]
+    return [StageFile(role="slow_requests_json", path=folder / SLOW_FILE), *steps]
 
 
 def _look_with_engine(run: BenchRun, server: RunningServer, folder: Path) -> None:
@@ -368,7 +413,7 @@ def _measure_level(run: BenchRun, server: RunningServer, warm: WarmServer, level
         run_level(
             one,
             server.target,
-            warm.template,
+            replace(warm.template, id_prefix=f"llmperf.{run.load_id}.{len(run.runs)}"),
             warm.traffic_of(f"{level.key}-{len(run.runs)}"),
             load,
             on_tick=lambda elapsed, done: run.console.tick(elapsed, Progress(text=f"{done} requests done")),
@@ -405,6 +450,9 @@ def _judge(run: BenchRun, result: LevelResult) -> None:
 
 def _finish(run: BenchRun, status: RunStatus) -> None:
     run.save(status)
+    if run.config.capture.requests == "slowest" and run.levels:
+        _explain(run)
+        run.save(status)
     reports = write_reports(run.root)
     for problem in run.problems:
         run.say(f"failed: {problem}")

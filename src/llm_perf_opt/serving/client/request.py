@@ -32,13 +32,18 @@ CLOSING_S = 1.0
 CONNECT_S = 10.0
 RETRY_STATUS = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 HEADERS = {"Content-Type": "application/json"}
+REQUEST_ID = "X-Request-Id"
 # Of a request body; more than the length of a text in bytes cannot be its tokens.
 MORE_PROMPT_TOKENS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestTemplate:
-    """All fields of a load's requests except the prompt."""
+    """All fields of a load's requests except the prompt.
+
+    `id_prefix` with a request's index is the id it is sent with, so that the server's records can be matched; None:
+    none.
+    """
 
     model: str
     api: Literal["completions", "chat"]
@@ -46,10 +51,14 @@ class RequestTemplate:
     temperature: float
     seed: int
     ignore_eos: bool
+    id_prefix: str | None = None
 
     @property
     def path(self) -> str:
         return "/v1/chat/completions" if self.api == "chat" else "/v1/completions"
+
+    def request_id(self, index: int) -> str | None:
+        return None if self.id_prefix is None else f"{self.id_prefix}.{index}"
 
     def tokens(self, turn: Turn) -> int:
         return turn.output_tokens or self.output_tokens
@@ -172,6 +181,7 @@ class Sender:
             counted_by="usage" if stream.output_tokens else "events",
             late_s=None if planned is None else stream.sent - planned,
             turn=number,
+            request_id=self.template.request_id(index),
         )
         return record, "".join(stream.text), exchange.retry_after_s
 
@@ -180,7 +190,7 @@ class Sender:
         self.under_way[index] = exchange
         try:
             async with asyncio.timeout(None) as exchange.limit:
-                await self._exchange(exchange, stream, body)
+                await self._exchange(exchange, stream, body, self.template.request_id(index))
         except TimeoutError:
             stream.error = exchange.late or "the request timed out"
         except (aiohttp.ClientError, OSError) as error:
@@ -193,11 +203,11 @@ class Sender:
         finally:
             del self.under_way[index]
 
-    async def _exchange(self, exchange: Exchange, stream: EventStream, body: bytes) -> None:
+    async def _exchange(self, exchange: Exchange, stream: EventStream, body: bytes, name: str | None) -> None:
         post = self.session.post(
             self.url + self.template.path,
             data=body,
-            headers=HEADERS,
+            headers=HEADERS if name is None else {**HEADERS, REQUEST_ID: name},
             allow_redirects=False,
             trace_request_ctx=exchange,
         )

@@ -301,6 +301,7 @@ class _Worker:
                 status="unfinished",
                 error="under way when the load ended",
                 turn=index % self._most_turns,
+                request_id=self._share.template.request_id(index),
             )
             self._keep(record)
         return len(under_way)

@@ -1,0 +1,157 @@
+"""Slow requests as a section of the report, and as lines for the terminal."""
+
+from collections.abc import Sequence
+
+from llm_perf_opt.core.sections import Cell, Link, Section, SectionTable
+from llm_perf_opt.core.units import format_ms
+from llm_perf_opt.serving.requests.records import (
+    PARTS,
+    Delay,
+    ExplainedRequest,
+    Part,
+    SlowDocument,
+    SlowLevel,
+    StepRange,
+)
+
+TITLE = "Slowest requests"
+LINES_SHOWN = 3
+RANGES_SHOWN = 3
+METHODS = {
+    "steps": "Parts are measured: the engine recorded which request was in which step. Each moment belongs to one "
+    "part, so that parts sum to the end-to-end time. The time that prefill adds to a shared step belongs to the "
+    "prompts in it, by their tokens. Network and client includes the way of tokens through the server's front end.",
+    "arrival times": "Parts are bounds from the arrival times of tokens in concurrent streams: queue and own prefill "
+    "cannot be separated before the first token, and other requests' prefill is at most what gaps have above the usual "
+    "while another request waited for its first token.",
+}
+
+
+def slow_sections(document: SlowDocument, *, source: str, files: Sequence[str] = ()) -> tuple[Section, ...]:
+    """One section with two tables for each level; `files` hold the steps."""
+    levels = [level for level in document.levels if level.slowest]
+    if not levels:
+        return ()
+    texts = [line for level in levels for line in _verdicts(level)]
+    texts += [METHODS[method] for method in dict.fromkeys(level.method for level in levels)]
+    texts += [text for level in levels if (text := _matched(level, document)) is not None]
+    texts += [*document.notes, *(note for level in levels for note in level.notes)]
+    tables = [table for level in levels for table in (_slowest(level, source), *_delays(level, source))]
+    links = (Link(text="every part with its steps", target=source), *(Link(text=f, target=f) for f in files))
+    return (Section(title=TITLE, paragraphs=tuple(dict.fromkeys(texts)), tables=tuple(tables), links=links),)
+
+
+def slow_lines(document: SlowDocument) -> list[str]:
+    """What a person wants to read first, for each level."""
+    lines = [*document.notes]
+    for level in document.levels:
+        lines += _verdicts(level)
+        lines += [f"  {_line(one)}" for one in level.slowest[:LINES_SHOWN]]
+        matched = _matched(level, document)
+        lines += [] if matched is None else [matched]
+    return lines
+
+
+def steps_text(ranges: Sequence[StepRange]) -> str:
+    """`210 to 213, 220`, shortened where there are many."""
+    shown = [f"{one.first}" if one.first == one.last else f"{one.first} to {one.last}" for one in ranges[:RANGES_SHOWN]]
+    return ", ".join([*shown, "…"] if len(ranges) > RANGES_SHOWN else shown)
+
+
+def _verdicts(level: SlowLevel) -> list[str]:
+    """What dominates the slowest requests, and who delayed the others most."""
+    if not level.slowest:
+        return []
+    sums = {name: sum(p.time_s for one in level.slowest for p in one.parts if p.name == name) for name in PARTS}
+    largest = max(sums, key=sums.__getitem__)
+    total = sum(one.e2e_s for one in level.slowest)
+    share, count = f"{100 * sums[largest] / total:.0f} %", len(level.slowest)
+    texts = [f"{level.label}: {share} of the time of the {count} slowest requests is {largest}."]
+    return [*texts, *(f"{level.label}: {_delay_text(delay, level)}." for delay in level.delays[:1])]
+
+
+def _delay_text(delay: Delay, level: SlowLevel) -> str:
+    most = "up to " if level.method == "arrival times" else ""
+    where = f", in steps {steps_text(delay.steps)}" if delay.steps else ""
+    others = "1 other" if delay.victims == 1 else f"{delay.victims} others"
+    return f"the prefill of {_name(delay)} delayed {others} by {most}{_time(delay.time_s)} in total{where}"
+
+
+def _name(delay: Delay) -> str:
+    tokens = "" if delay.prompt_tokens is None else f" ({delay.prompt_tokens:,} prompt tokens)"
+    return f"request {delay.request}{tokens}"
+
+
+def _line(one: ExplainedRequest) -> str:
+    parts = ", ".join(f"{part.name} {_time(part.time_s)}" for part in sorted(one.parts, key=lambda part: -part.time_s))
+    return f"request {one.index}: {_time(one.e2e_s)} end-to-end: {parts}"
+
+
+def _matched(level: SlowLevel, document: SlowDocument) -> str | None:
+    match = level.match
+    if match is None or match.steps_share is None or match.tokens_share is None:
+        return None
+    return (
+        f"{level.label}: {100 * match.steps_share:.1f} % of {match.steps:,} steps and "
+        f"{100 * match.tokens_share:.1f} % of {match.tokens:,} output tokens matched "
+        f"({document.engine} {document.version})."
+    )
+
+
+def _slowest(level: SlowLevel, source: str) -> SectionTable:
+    names = [name for name in PARTS if any(part.name == name for one in level.slowest for part in one.parts)]
+    is_bounded = level.method == "arrival times"
+    columns = ["request", "sent at s", "prompt tokens", "end-to-end ms", *(f"{name} ms" for name in names)]
+    columns += ["at least ms"] if is_bounded else ["in shared steps ms"]
+    rows = [(*_cells(one, names), _least(one) if is_bounded else _shared(one), _cause(one)) for one in level.slowest]
+    return SectionTable(
+        title=f"Slowest requests, {level.label}",
+        columns=(*columns, "largest delay, longest gap"),
+        rows=tuple(rows),
+        source=source,
+    )
+
+
+def _cells(one: ExplainedRequest, names: Sequence[Part]) -> tuple[Cell, ...]:
+    times = {part.name: 1e3 * part.time_s for part in one.parts}
+    parts: list[Cell] = [times.get(name, 0.0) for name in names]
+    return (one.index, one.started_s, one.prompt_tokens, 1e3 * one.e2e_s, *parts)
+
+
+def _shared(one: ExplainedRequest) -> float:
+    return 1e3 * sum(part.shared_s for part in one.parts)
+
+
+def _least(one: ExplainedRequest) -> float | None:
+    return next((1e3 * p.low_s for p in one.parts if p.name == "other requests' prefill" and p.low_s is not None), None)
+
+
+def _cause(one: ExplainedRequest) -> str:
+    texts = []
+    if one.delayed_by:
+        delay = one.delayed_by[0]
+        where = f" in steps {steps_text(delay.steps)}" if delay.steps else ""
+        texts.append(f"{_name(delay)}: {_time(delay.time_s)}{where}")
+    gap = one.longest_gap
+    if gap is not None and gap.time_s:
+        step = "" if gap.step is None else f", step {gap.step}"
+        texts.append(f"gap of {_time(gap.time_s)} before token {gap.token}{step}")
+    return "; ".join(texts)
+
+
+def _delays(level: SlowLevel, source: str) -> list[SectionTable]:
+    if not level.delays:
+        return []
+    at_most = "at most " if level.method == "arrival times" else ""
+    rows = tuple(
+        (delay.request, delay.prompt_tokens, delay.victims, 1e3 * delay.time_s, steps_text(delay.steps))
+        for delay in level.delays
+    )
+    columns = ("request", "prompt tokens", "others delayed", f"by {at_most}ms in total", "steps")
+    return [
+        SectionTable(title=f"Requests that delayed others, {level.label}", columns=columns, rows=rows, source=source)
+    ]
+
+
+def _time(seconds: float) -> str:
+    return format_ms(1e3 * seconds)
