@@ -33,6 +33,7 @@ from llm_perf_opt.pipeline.stores import SyncDocument
 from llm_perf_opt.pipeline.sweep import SweepDocument
 from llm_perf_opt.serving.requests.records import SlowDocument
 from llm_perf_opt.serving.results import BenchDocument
+from llm_perf_opt.serving.startup.records import StartupDocument
 from llm_perf_opt.workload.gallery import GalleryInfo
 from llm_perf_opt.workload.outputs import PredictionLine
 
@@ -59,6 +60,7 @@ DOCUMENTS: dict[str, Any] = {
     "slow_requests": SlowDocument,
     "prediction_line": PredictionLine,
     "predictions": PredictionsDocument,
+    "startup": StartupDocument,
     "static": StaticDocument,
     "sweep": SweepDocument,
     "sync": SyncDocument,

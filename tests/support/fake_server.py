@@ -1,7 +1,7 @@
 """An OpenAI-compatible server that behaves as told: in a thread for quick tests, or as a program of its own.
 
 `python fake_server.py --port N --host H [--fault F]`; faults: never_ready, dies_on_start, dies_under_load,
-every_tenth_500, stalls, busy, echoes, ignores_sigterm, tells_all.
+every_tenth_500, stalls, busy, echoes, ignores_sigterm, tells_all, slow_start.
 """
 
 import argparse
@@ -168,6 +168,11 @@ def fake_server(*, fault: str = "", gap_s: float = 0.002, usage: bool = True) ->
         server.server_close()
 
 
+def load_model() -> None:
+    """What a server does before it answers."""
+    time.sleep(2.0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--host")
@@ -179,6 +184,8 @@ def main() -> None:
         sys.exit(4)
     if args.fault == "tells_all":
         print(dict(os.environ), flush=True)
+    if args.fault == "slow_start":
+        load_model()
     if args.fault == "ignores_sigterm":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # A child of its own, as engines have.

@@ -364,3 +364,18 @@ def test_the_slowest_requests_are_explained_in_the_run_and_by_analyze(tmp_path: 
     assert "Slowest requests, concurrency 4" in llm_perf("analyze", str(run), cwd=tmp_path).out
     refused = llm_perf("analyze", str(run), "-o", "x", cwd=tmp_path)
     assert (refused.code, "the run has its report; leave -o out" in refused.err) == (2, True)
+
+
+def test_the_time_until_a_started_server_is_ready_is_explained(tmp_path: Path) -> None:
+    done = _bench(tmp_path, *_fake("--fault", "slow_start"), *QUICK, "capture.startup=true")
+    assert (done.code, _left_running(tmp_path)) == (0, []), done.err
+    run = only_run(tmp_path)
+    found = valid_file("startup", run / "bench" / "startup.json")
+    assert sum(part["time_s"] for part in found["parts"]) == pytest.approx(found["ready_s"], abs=1e-6)
+    weights = next(part for part in found["parts"] if part["purpose"] == "weights")
+    # The fake sleeps for two seconds in load_model().
+    assert 1.0 < weights["time_s"] < 3.0 and weights["processes"][0].startswith("fake_server.py (")
+    assert "## Time until ready" in (run / "report.md").read_text()
+    assert f"openai was ready after {found['ready_s']:.1f} s: " in done.out
+    refused = _bench(tmp_path, "server.url=http://127.0.0.1:9", "capture.startup=true")
+    assert (refused.code, "capture.startup: the server at server.url has started already" in refused.err) == (2, True)

@@ -106,6 +106,7 @@ Role = Literal[
     "vllm_bench_json",
     "engine_steps",
     "slow_requests_json",
+    "startup_json",
 ]
 # The stages a report looks to first for a role, and names when nobody wrote a file of it.
 ROLE_WRITERS: dict[Role, tuple[str, ...]] = {

@@ -232,6 +232,7 @@ class WindowSection:
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
     tool: Literal["none", "nsys", "engine"] = "none"
     requests: Literal["none", "slowest"] = "none"
+    startup: bool = False
     duration_s: Seconds = 10.0
     trace: str = "cuda,nvtx,osrt"
     keep_report: bool = False

@@ -10,11 +10,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from llm_perf_opt.errors import CommandFailed, ConfigError, ToolError
@@ -76,10 +77,12 @@ def running_server(
     name: str = "server",
     prefix: Sequence[str] = (),
     more_args: Sequence[str] = (),
+    until_ready: Callable[[Service], AbstractContextManager[Any]] = nullcontext,
 ) -> Iterator[RunningServer]:
     """Start the server (or look for the one at `server.url`) and wait until it answers; end it with all it started.
 
-    `prefix` are words put before its command, such as those of a profiler; `name` is that of its log.
+    `prefix` are words put before its command, such as those of a profiler; `name` is that of its log. `until_ready` is
+    a context for the time from a server's start until it answers.
     """
     headers = auth_headers(section, place.environ)
     if section.url is not None:
@@ -114,8 +117,10 @@ def running_server(
             redactor=place.redactor,
         )
         place.say(f"{section.name}: started at {target.url}, waiting until it answers (log: {service.log})")
-        _wait_until_ready(section, target, service)
-        place.say(f"{section.name}: ready after {service.elapsed_s:.0f} s")
+        with until_ready(service):
+            _wait_until_ready(section, target, service)
+            ready_s = service.elapsed_s
+        place.say(f"{section.name}: ready after {ready_s:.0f} s")
         yield RunningServer(section=section, target=target, model=find_model(section, target), service=service)
 
 

@@ -250,8 +250,19 @@ class Service:
         return self._process.poll()
 
     @property
+    def pid(self) -> int:
+        """The process at the root of its tree."""
+        return self._process.pid
+
+    @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self._started
+
+    def interrupt(self, timeout_s: float) -> bool:
+        """Interrupt what it started, as Ctrl-C would, and wait for it to end by itself; False if it has not."""
+        # A supervisor leaves signals to what it started.
+        _signal_all([p for p in _alive_under(self.pid) if p.pid != self.pid or not _HAS_SUPERVISOR], signal.SIGINT)
+        return self.wait(timeout_s)
 
     def tail(self) -> str:
         """What it printed last, without secrets: the log is cleaned only when all has ended."""
@@ -484,6 +495,10 @@ def _descendants(process: "subprocess.Popen[bytes]", marker: str, ours: set[int]
     if not sys.platform.startswith("linux"):
         found.update({p.pid: p for p in psutil.process_iter() if _is_marked(p, marker)})
     return [p for p in found.values() if _is_alive(p)]
+
+
+def _alive_under(pid: int) -> list[psutil.Process]:
+    return [psutil.Process(one) for one in _tree(pid) if psutil.pid_exists(one)]
 
 
 def _tree(pid: int) -> set[int]:

@@ -126,6 +126,11 @@ def _cross_problems(typed: Mapping[str, Any]) -> list[str]:
             "capture.tool: nsys cannot look into a server it did not start (got 'nsys'), allowed: engine, or a server "
             "that is started (server=vllm server.args=[…])"
         )
+    if server is not None and capture is not None and capture.startup and server.url is not None:
+        problems.append(
+            "capture.startup: the server at server.url has started already (got true), allowed: false, or a server "
+            "that is started (server=vllm server.args=[…])"
+        )
     return problems
 
 

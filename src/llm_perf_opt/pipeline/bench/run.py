@@ -7,12 +7,13 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -43,7 +44,14 @@ from llm_perf_opt.report.write import write_reports
 from llm_perf_opt.serving.block import result_block
 from llm_perf_opt.serving.capacity import CapacitySearch
 from llm_perf_opt.serving.config import LoadLevel, LoadSection
-from llm_perf_opt.serving.engine import RunningServer, ServerPlace, running_server, server_report, with_program
+from llm_perf_opt.serving.engine import (
+    RunningServer,
+    ServerPlace,
+    model_in,
+    running_server,
+    server_report,
+    with_program,
+)
 from llm_perf_opt.serving.load import run_level
 from llm_perf_opt.serving.records import LoadRun
 from llm_perf_opt.serving.requests.adapters.choose import StepRecording, record_steps
@@ -60,13 +68,17 @@ from llm_perf_opt.serving.results import (
     level_result,
 )
 from llm_perf_opt.serving.saturation import recommended, verdict
+from llm_perf_opt.serving.startup.explain import explain_startup
+from llm_perf_opt.serving.startup.records import STARTUP_FILE, StartupDocument
+from llm_perf_opt.serving.startup.sampler import StartupSampler, StartupSamples
+from llm_perf_opt.serving.startup.sections import startup_lines, startup_sections
 from llm_perf_opt.serving.telemetry import gpu_figures, is_local, sampled_gpus
 from llm_perf_opt.serving.traffic.trace import TraceSession
 from llm_perf_opt.serving.vllm_file import vllm_json
 from llm_perf_opt.system.files import write_whole
 from llm_perf_opt.system.lock import locked
 from llm_perf_opt.system.nvml import GpuSamples
-from llm_perf_opt.system.process import allowed_environment
+from llm_perf_opt.system.process import Service, allowed_environment
 from llm_perf_opt.system.redact import Redactor, given_secrets
 
 SOURCE = f"{BENCH}/{BENCH_FILE}"
@@ -97,6 +109,7 @@ class BenchRun:
     warm: WarmServer | None = None
     sent_to: SyncDocument | None = None
     slow: SlowDocument | None = None
+    startup: StartupDocument | None = None
     slow_notes: list[str] = field(default_factory=list)
     load_id: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
     started: float = field(default_factory=time.monotonic)
@@ -157,12 +170,17 @@ class BenchRun:
                 StageFile(role="bench_requests", path=folder / REQUESTS_FILE),
                 *self.vllm_files,
                 *_slow_files(self),
+                *([] if self.startup is None else [StageFile(role="startup_json", path=folder / STARTUP_FILE)]),
                 *pictures,
             ),
             metrics=bench_metrics(document, source=SOURCE),
             notes=tuple(self.notes),
             traits=StageTraits(),
-            sections=(*with_pictures(bench_sections(document, source=SOURCE), *drawn), *_slow_sections(self)),
+            sections=(
+                *with_pictures(bench_sections(document, source=SOURCE), *drawn),
+                *_slow_sections(self),
+                *_startup_sections(self),
+            ),
         )
         config = {**self.config.resolved, "model": {"name": self.model or self.config.server.name}}
         self.manifest = replace(self.manifest, status=status, config=config, stages=(record, *self.others))
@@ -262,7 +280,12 @@ def _measure(run: BenchRun) -> None:
     is_engine = config.capture.tool == "engine"
     more = profile_args(config.server, traces) if is_engine else []
     recording = _recording(run)
-    with running_server(recording.section, run.place, more_args=[*more, *recording.args]) as server:
+    place, args = run.place, [*more, *recording.args]
+    sampler = StartupSampler(out_dir=place.out_dir, environ=os.environ, redactor=run.redactor)
+    until_ready: Callable[[Service], AbstractContextManager[Any]]
+    until_ready = sampler.until_ready if config.capture.startup else nullcontext
+    with running_server(recording.section, place, more_args=args, until_ready=until_ready) as server:
+        _explain_startup(run, server, sampler.samples)
         run.server, run.model = server.target.url, run.redactor.text(server.model)
         begun = time.monotonic()
         try:
@@ -289,6 +312,22 @@ def _recording(run: BenchRun) -> StepRecording:
         run.slow_notes.append(recording.declined)
         run.say(f"capture.requests: {recording.declined}")
     return recording
+
+
+def _explain_startup(run: BenchRun, server: RunningServer, samples: StartupSamples | None) -> None:
+    """Where the time until ready went; what it says of memory is all in the log by then."""
+    if samples is None or server.service is None:
+        return
+    log = server.service.log.read_text(encoding="utf-8", errors="replace")
+    document = explain_startup(samples, engine=run.config.server.name, log=log, model=model_in(run.config.server.args))
+    run.startup = document
+    write_json(run.root / BENCH / STARTUP_FILE, document)
+    for line in startup_lines(document):
+        print(run.redactor.text(line), flush=True)
+
+
+def _startup_sections(run: BenchRun) -> tuple[Section, ...]:
+    return () if run.startup is None else startup_sections(run.startup, source=f"{BENCH}/{STARTUP_FILE}")
 
 
 def _explain(run: BenchRun) -> None:
