@@ -69,6 +69,16 @@ _STATIC = (
     "from transformers import StaticCache\ncache = StaticCache(config=model.config, max_cache_len=prompt + new_tokens)"
 )
 
+STATIC_CACHE = Remedy(
+    id="static_cache",
+    title="KV cache of a fixed size (static), each token written to its place",
+    sets={"infer.cache": "static"},
+    # On a CPU no class of operators is known: there it is tried wherever operators are above the bound.
+    guard=Guard(own_loop=True, kernel_class="copy"),
+    phases=(DECODE,),
+    changes_kernels=True,
+    code=_STATIC,
+)
 REDUCE_OVERHEAD = Remedy(
     id="reduce_overhead",
     title="static cache, decode step compiled with CUDA graphs (reduce-overhead)",
@@ -221,6 +231,7 @@ EXPANDABLE_SEGMENTS = Remedy(
 EXPERIMENTS: Mapping[str, Remedy] = {
     remedy.id: remedy
     for remedy in (
+        STATIC_CACHE,
         REDUCE_OVERHEAD,
         CUDA_GRAPH,
         COMPILE,

@@ -4,7 +4,6 @@ The bound of an experiment is Amdahl's over the waterfall: the time its findings
 phase becomes shorter than the hardware's bound, unless the remedy lowers that.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -27,6 +26,8 @@ PAIR_LOOKS = (2, 4, 8)
 USUAL_PAIRS = 4
 PHASE_OF: dict[str, str] = {"tpot_ms": DECODE, "ttft_ms": PREFILL}
 BATCH_KEY = "infer.batch"
+# A bound of less than a tenth above the start is not worth the first place, however cheap.
+PROMISING = 1.1
 
 
 def look_share(pairs: int, *, is_last: bool) -> float:
@@ -83,12 +84,13 @@ class TrialSet:
         return tuple(f"{key}={value}" if value or key[:1] != "-" else key for key, value in self.sets.items())
 
     @property
-    def rank(self) -> tuple[float, float, float]:
-        """Smaller is tried sooner: what could bring most, of those what is tried fastest.
+    def rank(self) -> tuple[bool, float, float]:
+        """Smaller is tried sooner: the cheapest promising experiment, of those that cost the same the largest bound.
 
-        Neither is known better than to a factor of two, so it counts in such steps.
+        Bounds of different remedies order little: on a launch-bound model most of them promise all idle time. What is
+        cheap to try never keeps the budget from what comes after it; one compilation can use up all of it.
         """
-        return -_doublings(self.order), _doublings(self.cost_s), -self.order
+        return self.order < PROMISING, self.cost_s, -self.order
 
     @property
     def effect(self) -> frozenset[tuple[str, str]]:
@@ -245,10 +247,6 @@ def with_costs(plan: ExperimentPlan, costs: Costs) -> ExperimentPlan:
 def _sorted(candidates: Sequence[TrialSet], given: Sequence[str]) -> tuple[TrialSet, ...]:
     """What the user gave comes first; of equal ranks the one a rule names first."""
     return tuple(sorted(candidates, key=lambda c: (c.remedies[0].id not in given, c.rank)))
-
-
-def _doublings(value: float) -> float:
-    return float(math.floor(math.log2(value))) if 0.0 < value < math.inf else value
 
 
 def predict(

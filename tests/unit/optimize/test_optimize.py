@@ -20,7 +20,7 @@ from llm_perf_opt.diagnosis.experiments import (
     Guard,
     Remedy,
 )
-from llm_perf_opt.diagnosis.facts import RunFacts
+from llm_perf_opt.diagnosis.facts import PhaseKernel, RunFacts
 from llm_perf_opt.diagnosis.run import diagnose_run
 from llm_perf_opt.optimize.document import (
     Agreement,
@@ -63,16 +63,17 @@ from llm_perf_opt.report.optimize.text import row_cells
 from tests.support.report_facts import bound, facts, gpu, idle, kernel, ms, phase
 
 COSTS = Costs(start_s=10.0, pass_s=1.0)
+CAT = kernel("CatArrayBatchedCopy", "copy", 1.2, 100)
 KERNELS = (kernel("gemm", "GEMM", 1.2, 100), kernel("add", "elementwise", 0.6, 200))
 
 
-def launch_bound() -> RunFacts:
+def launch_bound(kernels: Sequence[PhaseKernel] = KERNELS) -> RunFacts:
     """10 ms a token: 2 ms of kernels, 8 ms waiting for launches; the hardware needs 0.6 ms."""
     decode = phase(
         "decode",
         wall=ms(10.0),
         achievable=bound(0.6),
-        gpu=gpu(2.0, wall=12.0, idle=idle(host=10.0), count=300, kernels=KERNELS),
+        gpu=gpu(2.0, wall=12.0, idle=idle(host=10.0), count=300, kernels=tuple(kernels)),
     )
     prefill = phase("prefill", wall=ms(20.0), achievable=bound(15.0))
     return facts(prefill, decode, dtype="bfloat16")
@@ -101,8 +102,8 @@ def test_a_launch_bound_step_is_planned_with_what_could_save_it() -> None:
     assert bounds["reduce_overhead"] == pytest.approx(10 / 0.6)
     # The graph saves the launches alone: 8 of 10 ms.
     assert bounds["cuda_graph"] == pytest.approx(5.0)
-    # The largest bound first; of those within a factor of two what costs less, else as the rules name them.
-    names = ["joined_projections", "reduce_overhead", "compile", "max_autotune", "cuda_graph"]
+    # What costs least to try comes first, whatever the others promise.
+    names = ["joined_projections", "cuda_graph", "compile", "reduce_overhead", "max_autotune"]
     assert [c.name for c in plan.candidates] == names
     why = {refused.remedy.id: refused.why for refused in plan.refused}
     assert "larger batch never shortens" in why["batch_x4"]
@@ -192,9 +193,8 @@ def run_search(
 
 def test_singles_come_first_and_what_helped_is_combined() -> None:
     order, search = run_search({"compile": 1.3, "cuda_graph": 4.0, "cuda_graph+compile": 6.0})
-    assert order[:2] == ["joined_projections", "reduce_overhead"] and order.index("cuda_graph") < order.index(
-        "cuda_graph+compile"
-    )
+    assert order[:2] == ["joined_projections", "cuda_graph"]
+    assert order.index("compile") < order.index("cuda_graph+compile")
     assert search.best is not None and search.best.candidate.name == "cuda_graph+compile"
     assert len(order) == len(set(order))
 
@@ -214,6 +214,28 @@ def test_what_costs_less_is_tried_before_what_promises_little_more() -> None:
     ]
 
 
+def test_the_cheapest_promising_experiment_comes_first() -> None:
+    """A model in float32 on a CPU: bfloat16 and a static cache need no compiling, which can use up a whole budget."""
+    ids = ("bfloat16", "static_cache", "one_thread")
+    where = situation(is_cpu=True, dtype="float32")
+    plan = plan_of(launch_bound([CAT]), where, [EXPERIMENTS[name] for name in ids])
+    orders = {"compile": 49.0, "bfloat16": 1.9, "static_cache": 2.4, "one_thread": 1.05}
+    known = replace(
+        plan, given=(), candidates=tuple(replace(c, order=orders[c.name]) for c in plan.candidates if c.name in orders)
+    )
+    ranked = with_costs(known, COSTS)
+    assert [c.name for c in ranked.candidates] == ["static_cache", "bfloat16", "compile", "one_thread"]
+
+
+def test_a_static_cache_is_among_what_is_tried_against_growing_caches() -> None:
+    naming = {cause.id for cause in load_causes() if "static_cache" in cause.experiments}
+    assert naming == {"growing_cat", "above_bound"}
+    tried = plan_of(launch_bound([CAT]), situation(), [EXPERIMENTS["static_cache"]])
+    assert tried.candidates[0].overrides == ("infer.cache=static",)
+    copies = plan_of(launch_bound(), situation(), [EXPERIMENTS["static_cache"]])
+    assert {r.remedy.id: r.why for r in copies.refused}["static_cache"].startswith("copy kernels take less than 10 %")
+
+
 def test_a_combination_is_not_tried_where_its_parts_say_enough() -> None:
     gains = {"cuda_graph": 4.0, "compile": 1.1, "joined_projections": 1.2, "reduce_overhead": 1.0}
     order, search = run_search({**gains, "cuda_graph+joined_projections": 1.0, "cuda_graph+compile": 5.0})
@@ -229,16 +251,16 @@ def test_a_combination_is_not_tried_where_its_parts_say_enough() -> None:
 
 def test_what_is_not_worth_it_alone_may_be_beside_what_helped() -> None:
     """The graph alone brings 5 at most, less than the best; with a compiled step inside it could bring more."""
-    order, search = run_search({"reduce_overhead": 6.0, "compile": 1.3, "compile+cuda_graph": 7.0})
-    assert "cuda_graph" not in order and order[-1] == "compile+cuda_graph"
+    order, search = run_search({"joined_projections": 6.0, "compile": 1.3, "compile+cuda_graph": 7.0})
+    assert "cuda_graph" not in order and "compile+cuda_graph" in order
     assert search.best is not None and search.best.candidate.name == "compile+cuda_graph"
 
 
 def test_what_cannot_beat_the_best_is_passed_over_with_its_bound() -> None:
-    order, search = run_search({"reduce_overhead": 6.0})
+    order, search = run_search({"joined_projections": 6.0})
     assert "cuda_graph" not in order
     why = {p.candidate.name: p.why for p in search.passed}
-    assert why["cuda_graph"] == "it could bring 5.0× at most, and reduce_overhead brings 6.0× already"
+    assert why["cuda_graph"] == "it could bring 5.0× at most, and joined_projections brings 6.0× already"
 
 
 def test_a_search_ends_at_its_number_and_at_its_budget() -> None:
