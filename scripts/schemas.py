@@ -27,6 +27,7 @@ from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis
 from llm_perf_opt.model.static.document import PredictionsDocument, StaticDocument
 from llm_perf_opt.optimize.document import OptimizeDocument
+from llm_perf_opt.optimize.server.document import OptimizeServerDocument
 from llm_perf_opt.pipeline.jobs.record import JobsDocument
 from llm_perf_opt.pipeline.plan import PlanDocument
 from llm_perf_opt.pipeline.stores import SyncDocument
@@ -56,6 +57,7 @@ DOCUMENTS: dict[str, Any] = {
     "memory_snapshot": SnapshotDocument,
     "metrics": MetricsDocument,
     "optimize": OptimizeDocument,
+    "optimize_server": OptimizeServerDocument,
     "plan": PlanDocument,
     "slow_requests": SlowDocument,
     "prediction_line": PredictionLine,

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING
 from llm_perf_opt.compare.gate import parse_condition
 from llm_perf_opt.config.arguments import CommandParser, written_by
 from llm_perf_opt.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError
-from llm_perf_opt.optimize.document import OBJECTIVES, UNITS, OptimizeDocument
+from llm_perf_opt.optimize.document import OBJECTIVES, UNITS, Objective, OptimizeDocument
+from llm_perf_opt.optimize.server.document import SERVER_OBJECTIVES
 from llm_perf_opt.system.files import real_path
 
 if TYPE_CHECKING:
+    from llm_perf_opt.compare.gate import Condition
     from llm_perf_opt.diagnosis.experiments import Remedy
     from llm_perf_opt.pipeline.optimize.run import OptimizeOptions
 
 DEFAULT_DIR = Path("tmp/optimize")
+SERVER_WORDS = ("server=", "server.")
 EPILOG = """\
 examples:
   llm-perf optimize experiment=demo --budget 3m
@@ -30,6 +33,9 @@ examples:
   llm-perf optimize --experiments mine.yaml model=llama3_1b
   llm-perf optimize --experiments mine.yaml --objective wall_ms -- \\
       python my_script.py
+  llm-perf optimize server=vllm 'server.args=[MODEL]' load.slo.ttft_ms=200 \\
+      --objective goodput --budget 20m
+  llm-perf optimize 'server.command=[my-server,{args}]' --space space.yaml
 
 A finding of the profile names what could help; each is tried in a process of
 its own, its passes in turns with those of what it is compared with, and counts
@@ -46,6 +52,9 @@ def main(argv: Sequence[str]) -> int:
         cut = given.index("--")
         given, command = given[:cut], given[cut + 1 :]
     args = _parser().parse_intermixed_args(given)
+    is_server = args.space is not None or any(word.startswith(SERVER_WORDS) for word in args.words)
+    if is_server and not command:
+        return _optimize_server(args)
     options = _options(args, is_program=bool(command))
     # Hydra and numpy are imported only now, so that --help and a wrong option answer at once.
     from llm_perf_opt.runners.profile_orchestrator import terminate_like_interrupt
@@ -62,14 +71,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="llm-perf optimize",
         usage="llm-perf optimize [OPTION ...] [run=DIR] [OVERRIDE ...]\n"
-        "       llm-perf optimize --experiments FILE [OPTION ...] -- PROGRAM ...",
+        "       llm-perf optimize --experiments FILE [OPTION ...] -- PROGRAM ...\n"
+        "       llm-perf optimize server=NAME [OPTION ...] [OVERRIDE of bench ...]",
         description="Try the remedies a profile's findings name, verify them, and recommend\nwhat helped.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("words", nargs="*", metavar="OVERRIDE", help="as of profile; run=DIR uses the profile of a run")
     parser.add_argument(
-        "--objective", choices=OBJECTIVES, help="what to improve (default tpot_ms; of a program wall_ms)"
+        "--objective",
+        choices=tuple(dict.fromkeys((*OBJECTIVES, *SERVER_OBJECTIVES))),
+        help="what to improve (default tpot_ms; of a program wall_ms; of a server goodput or tokens_per_s)",
     )
     parser.add_argument(
         "--budget",
@@ -77,7 +89,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TIME",
         help="for all of it, profile included: 90s, 10m, 1h (default 10m)",
     )
-    parser.add_argument("--max-experiments", type=int, metavar="N", help="start no more than so many")
+    parser.add_argument(
+        "--max-experiments", type=int, metavar="N", help="start no more than so many; of a server: starts"
+    )
     parser.add_argument(
         "--constraint",
         action="append",
@@ -97,6 +111,8 @@ def _parser() -> argparse.ArgumentParser:
         "--min-top1", type=float, default=None, metavar="SHARE", help="of equal first choices, lossy (default 0.9)"
     )
     parser.add_argument("--experiments", type=Path, metavar="FILE", help="YAML with experiments of your own")
+    parser.add_argument("--space", type=Path, metavar="FILE", help="of a server: its options as YAML")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="of a server: go on with an interrupted search")
     parser.add_argument("--dry-run", action="store_true", help="show the plan; profiles first where no run= is given")
     parser.add_argument("--config-dir", "-cd", type=Path, metavar="DIR", help="with presets of your own, as of profile")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help=f"default {DEFAULT_DIR}/<date>-<time>")
@@ -109,28 +125,20 @@ def _options(args: argparse.Namespace, *, is_program: bool) -> "OptimizeOptions"
     from llm_perf_opt.optimize.verdict import MAX_KL, MIN_TOP1, LossLimits
     from llm_perf_opt.pipeline.optimize.run import OptimizeOptions
 
-    problems = []
     budget_s = _seconds(args.budget)
-    if budget_s is None:
-        problems.append(f"--budget: not a time (got {args.budget!r}), allowed: such as 90s, 10m or 1h")
-    if args.max_experiments is not None and args.max_experiments < 1:
-        problems.append(f"--max-experiments: {args.max_experiments} cannot be made, allowed: from 1 on")
-    if args.max_kl is not None and args.max_kl < 0:
-        problems.append(f"--max-kl: a divergence is not below 0 (got {args.max_kl:g})")
-    if args.min_top1 is not None and not 0 <= args.min_top1 <= 1:
-        problems.append(f"--min-top1: not a share (got {args.min_top1:g}), allowed: 0 to 1")
-    conditions = []
-    for text in args.constraint:
-        try:
-            conditions.append(parse_condition(text, "--constraint"))
-        except ConfigError as error:
-            problems += error.problems
+    problems, conditions = _limits(args)
+    default = "wall_ms" if is_program else "tpot_ms"
+    objective: Objective | None = next((one for one in OBJECTIVES if one == (args.objective or default)), None)
+    if objective is None:
+        problems.append(f"--objective: of servers alone (got {args.objective!r}), allowed: {', '.join(OBJECTIVES)}")
+    if args.resume is not None:
+        problems.append("--resume: of servers alone, allowed: run=DIR uses a profile again")
     unknown = [c.metric for c in conditions if c.metric not in UNITS]
     problems += [f"--constraint: no such number (got {name!r}), allowed: {', '.join(UNITS)}" for name in unknown]
-    if problems or budget_s is None:
+    if problems or budget_s is None or objective is None:
         raise ConfigError(problems)
     return OptimizeOptions(
-        objective=args.objective or ("wall_ms" if is_program else "tpot_ms"),
+        objective=objective,
         budget_s=budget_s,
         most=args.max_experiments,
         constraints=tuple(conditions),
@@ -146,6 +154,52 @@ def _seconds(text: str) -> float | None:
     if match is None or float(match[1]) <= 0:
         return None
     return float(match[1]) * {"s": 1.0, None: 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}[match[2]]
+
+
+def _optimize_server(args: argparse.Namespace) -> int:
+    problems, conditions = _limits(args)
+    budget_s = _seconds(args.budget)
+    if args.resume is not None and args.output is not None:
+        problems.append("--resume: goes on in its own directory, allowed: without -o")
+    if args.resume is not None and not args.resume.is_dir():
+        problems.append(f"--resume: no such directory (got {str(args.resume)!r}), allowed: that of an earlier search")
+    if problems or budget_s is None:
+        raise ConfigError(problems)
+    folder = _folder(args) if args.resume is None else real_path(args.resume.expanduser())
+    from llm_perf_opt.pipeline.optimize.server.cli import optimize_server
+    from llm_perf_opt.runners.profile_orchestrator import terminate_like_interrupt
+
+    with terminate_like_interrupt():
+        try:
+            return optimize_server(
+                args, budget_s=budget_s, constraints=conditions, folder=folder, resumes=args.resume is not None
+            )
+        except KeyboardInterrupt:
+            print(
+                f"interrupted: every server was ended, what was measured is in {folder}; --resume {folder} goes on",
+                file=sys.stderr,
+            )
+            return EXIT_INTERRUPTED
+
+
+def _limits(args: argparse.Namespace) -> "tuple[list[str], list[Condition]]":
+    """What is wrong with the limits of time, number and outputs, and the constraints."""
+    problems = []
+    if _seconds(args.budget) is None:
+        problems.append(f"--budget: not a time (got {args.budget!r}), allowed: such as 90s, 10m or 1h")
+    if args.max_experiments is not None and args.max_experiments < 1:
+        problems.append(f"--max-experiments: {args.max_experiments} cannot be made, allowed: from 1 on")
+    if args.max_kl is not None and args.max_kl < 0:
+        problems.append(f"--max-kl: a divergence is not below 0 (got {args.max_kl:g})")
+    if args.min_top1 is not None and not 0 <= args.min_top1 <= 1:
+        problems.append(f"--min-top1: not a share (got {args.min_top1:g}), allowed: 0 to 1")
+    conditions = []
+    for text in args.constraint:
+        try:
+            conditions.append(parse_condition(text, "--constraint"))
+        except ConfigError as error:
+            problems += error.problems
+    return problems, conditions
 
 
 def _optimize_model(args: argparse.Namespace, options: "OptimizeOptions") -> int:

@@ -63,6 +63,26 @@ def trade_svg(lines: Mapping[str, Sequence[LoadPoint]], *, x_text: str, title: s
     return svg_page(title, [*body, *legend(list(lines))])
 
 
+def frontier_svg(best: Sequence[LoadPoint], others: Sequence[LoadPoint], *, x_text: str, title: str) -> str:
+    """Configurations by throughput and latency; those of the frontier are joined and named."""
+    every = [*best, *others]
+    axes = _Linear.up_to(max((p.x for p in every), default=1.0), max((p.y_ms for p in every), default=1.0))
+    body = axes.grid(x_text=x_text)
+    path = " ".join(f"{axes.x(p.x):.1f},{axes.y(p.y_ms):.1f}" for p in best)
+    body.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS[0]}" stroke-width="1.4"/>')
+    for points, colour in ((others, COLOURS[-1]), (best, COLOURS[0])):
+        for point in points:
+            text = escape(f"{point.label}: {digits(point.x)}, {format_ms(point.y_ms)}")
+            x, y = axes.x(point.x), axes.y(point.y_ms)
+            body.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}"><title>{text}</title></circle>')
+    for point in best:
+        is_last = point.x > 0.6 * axes.x_top
+        x, anchor = axes.x(point.x) + (-8 if is_last else 6), "end" if is_last else "start"
+        y = axes.y(point.y_ms) - 7
+        body.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(point.label)}</text>')
+    return svg_page(title, [*body, *legend(["frontier"])])
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Linear:
     """Both axes from zero in round steps."""

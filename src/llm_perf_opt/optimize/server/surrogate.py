@@ -1,0 +1,127 @@
+"""What configurations that were not started would give: a Gaussian process over the settings of those that were.
+
+Few starts are affordable, and options interact. The process takes each option as a coordinate, learns from the starts
+how far each one reaches (its scale, by the largest marginal likelihood), and says of every combination what it expects
+and how sure that is. The next start is the one whose expected improvement is largest.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llm_perf_opt.optimize.server.space import Configuration, TunedOption
+
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, np.dtype[np.float64]]
+
+# Scales tried for each option, in units of its whole range: from one that changes with each value to one that matters
+# little.
+SCALES = (0.25, 0.5, 1.0, 3.0)
+# What one start differs from the next, as a standard deviation of the logarithm.
+NOISES = (0.01, 0.03, 0.08)
+# A start differs from the others by at least this, in the prior.
+LEAST_SPREAD = 0.1
+SWEEPS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """Of the logarithm of the objective, for each configuration asked: the mean and the standard deviation."""
+
+    mean: "Array"
+    deviation: "Array"
+
+    def improvement(self, best: float) -> "Array":
+        """How much each is expected to exceed `best`."""
+        deviation = np.maximum(self.deviation, 1e-12)
+        z = (self.mean - best) / deviation
+        density = np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+        below = np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z])
+        return np.asarray((self.mean - best) * below + deviation * density)
+
+
+class Surrogate:
+    """A process fitted to starts: configurations and logarithms of what they gave."""
+
+    def __init__(self, tuned: Sequence[TunedOption], tried: Sequence[Configuration], logs: Sequence[float]) -> None:
+        self._tuned = tuned
+        self._x = [self._coordinates(one) for one in tried]
+        self._y = np.array(logs)
+        self._level = float(self._y.mean())
+        self._variance = max(float(self._y.var()), LEAST_SPREAD**2)
+        self._scales = [1.0] * len(tuned)
+        self._noise = NOISES[1]
+        self._fit()
+
+    def expect(self, asked: Sequence[Configuration]) -> Expectation:
+        points = [self._coordinates(one) for one in asked]
+        factor = np.linalg.cholesky(self._covariance(self._scales, self._noise))
+        weights = np.linalg.solve(factor.T, np.linalg.solve(factor, self._y - self._level))
+        cross = self._kernel(points, self._x, self._scales)
+        inner = np.linalg.solve(factor, cross.T)
+        variance = self._variance - np.sum(inner * inner, axis=0)
+        return Expectation(mean=self._level + cross @ weights, deviation=np.sqrt(np.maximum(variance, 0.0)))
+
+    def _coordinates(self, configuration: Configuration) -> "list[Array]":
+        values = {one.option: one.value for one in configuration}
+        return [np.array(coordinates_of(option, values.get(option.id))) for option in self._tuned]
+
+    def _fit(self) -> None:
+        """Scales and noise by the marginal likelihood, one option after the other."""
+        if len(self._y) < 3:
+            return
+        best = self._likelihood(self._scales, self._noise)
+        for _, at in product(range(SWEEPS), range(len(self._scales) + 1)):
+            for value in NOISES if at == len(self._scales) else SCALES:
+                scales, noise = list(self._scales), self._noise
+                if at == len(scales):
+                    noise = value
+                else:
+                    scales[at] = value
+                likelihood = self._likelihood(scales, noise)
+                if likelihood > best + 1e-9:
+                    best, self._scales, self._noise = likelihood, scales, noise
+
+    def _likelihood(self, scales: Sequence[float], noise: float) -> float:
+        factor = np.linalg.cholesky(self._covariance(scales, noise))
+        white = np.linalg.solve(factor, self._y - self._level)
+        return float(-0.5 * white @ white - np.log(np.diag(factor)).sum())
+
+    def _covariance(self, scales: Sequence[float], noise: float) -> "Array":
+        return self._kernel(self._x, self._x, scales) + noise**2 * np.eye(len(self._x))
+
+    def _kernel(self, one: "Sequence[list[Array]]", other: "Sequence[list[Array]]", scales: Sequence[float]) -> "Array":
+        """Matérn 5/2: smooth, but not so smooth that a few points settle everything."""
+        squared = np.zeros((len(one), len(other)))
+        for at, scale in enumerate(scales):
+            first, second = np.stack([p[at] for p in one]), np.stack([p[at] for p in other])
+            apart = first[:, None, :] - second[None, :, :]
+            squared += np.sum(apart * apart, axis=2) / scale**2
+        distance = np.sqrt(5 * squared)
+        return np.asarray(self._variance * (1 + distance + distance**2 / 3) * np.exp(-distance))
+
+
+def coordinates_of(option: TunedOption, value: str | None) -> list[float]:
+    """A number as its rank among the values; a word, and a start whose value is unknown, as a direction of its own."""
+    known = [*option.values, *([option.present] if option.present is not None else [])]
+    value = option.present if value is None else value
+    numbers = [_number(one) for one in known]
+    is_number = all(number is not None for number in numbers)
+    if is_number:
+        ordered = sorted({number for number in numbers if number is not None})
+        own = None if value is None else _number(value)
+        top = max(1, len(ordered) - 1)
+        return [0.5, 1.0] if own is None else [ordered.index(own) / top, 0.0]
+    words = list(dict.fromkeys((*known, "")))
+    return [math.sqrt(0.5) if one == (value or "") else 0.0 for one in words]
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
