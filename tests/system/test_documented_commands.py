@@ -173,6 +173,10 @@ def _check(words: list[str]) -> None:
     elif name == "optimize":
         given, _, command = (list(part) for part in _around(rest, "--"))
         args = optimize._parser().parse_intermixed_args(given)
+        if optimize.is_of_a_server(args):
+            assert optimize._limits(args)[0] == []
+            read_config(args.words, user_dir=Path.cwd())
+            return
         optimize._options(args, is_program=bool(command))
         _compose([word for word in args.words if not word.startswith("run=")])
     elif name == "bisect":

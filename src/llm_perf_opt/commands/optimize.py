@@ -35,7 +35,7 @@ examples:
       python my_script.py
   llm-perf optimize server=vllm 'server.args=[MODEL]' load.slo.ttft_ms=200 \\
       --objective goodput --budget 20m
-  llm-perf optimize 'server.command=[my-server,{args}]' --space space.yaml
+  llm-perf optimize server=sglang 'server.args=[--model-path,MODEL]' --dry-run
 
 A finding of the profile names what could help; each is tried in a process of
 its own, its passes in turns with those of what it is compared with, and counts
@@ -52,8 +52,7 @@ def main(argv: Sequence[str]) -> int:
         cut = given.index("--")
         given, command = given[:cut], given[cut + 1 :]
     args = _parser().parse_intermixed_args(given)
-    is_server = args.space is not None or any(word.startswith(SERVER_WORDS) for word in args.words)
-    if is_server and not command:
+    if is_of_a_server(args) and not command:
         return _optimize_server(args)
     options = _options(args, is_program=bool(command))
     # Hydra and numpy are imported only now, so that --help and a wrong option answer at once.
@@ -65,6 +64,11 @@ def main(argv: Sequence[str]) -> int:
         except KeyboardInterrupt:
             print("interrupted: every process was ended, what was measured is in optimize.json", file=sys.stderr)
             return EXIT_INTERRUPTED
+
+
+def is_of_a_server(args: argparse.Namespace) -> bool:
+    """Whether the settings of a server are searched, and not those of our own model."""
+    return args.space is not None or any(word.startswith(SERVER_WORDS) for word in args.words)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -52,7 +52,7 @@ async def _ask_all(
                 return None
             if response.status != HTTPStatus.OK:
                 raise NoAnswer(f"HTTP {response.status}")
-            return _read(data)
+            return read_answer(data)
 
         first = await ask(turns[0], with_logprobs=True)
         rest = await asyncio.gather(*(ask(turn, with_logprobs=first is not None) for turn in turns))
@@ -79,7 +79,8 @@ def _body(template: RequestTemplate, turn: Turn, *, with_logprobs: bool) -> byte
     return msgspec.json.encode(request)
 
 
-def _read(data: bytes) -> ServedAnswer:
+def read_answer(data: bytes) -> ServedAnswer:
+    """The text of an answer with its tokens, of completions and of chats."""
     try:
         choice = msgspec.json.decode(data)["choices"][0]
         message = choice.get("message") or {}

@@ -267,7 +267,7 @@ def facts_of(run: LoadRun, level: LevelResult, slo: SloSection) -> LoadFacts:
 
 
 def _missed(records: Sequence[RequestRecord], slo: SloSection) -> str | None:
-    """The limit that most requests miss."""
+    """The limit that most requests miss, where more miss it than the SLO allows."""
     limits = {
         "ttft": (slo.ttft_ms, [r.ttft_s for r in records]),
         "tpot": (slo.tpot_ms, [tpot_s(r) for r in records]),
@@ -279,4 +279,4 @@ def _missed(records: Sequence[RequestRecord], slo: SloSection) -> str | None:
         if limit is not None
     }
     worst = max(counts, key=lambda name: counts[name], default=None)
-    return worst if worst is not None and counts[worst] else None
+    return worst if worst is not None and counts[worst] > (1 - slo.share) * len(records) else None

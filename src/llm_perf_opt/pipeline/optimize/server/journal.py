@@ -42,6 +42,7 @@ class StartJournal:
         self.replayed = 0
         if resumes:
             self._earlier = _read(self._path, digest)
+            _end_last_line(self._path)
         else:
             self._append(SearchHeader(digest=digest))
 
@@ -61,6 +62,14 @@ class StartJournal:
             file.write(msgspec.json.encode(line) + b"\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def _end_last_line(path: Path) -> None:
+    """What is appended begins on a line of its own, also after half a line."""
+    with path.open("rb+") as file:
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
 
 
 def write_reference(folder: Path, reference: ServedReference) -> None:
@@ -95,6 +104,6 @@ def _read(path: Path, digest: str) -> list[StartOutcome]:
         try:
             found.append(msgspec.json.decode(line, type=StartOutcome))
         except msgspec.DecodeError:
-            # The last line of a search that was killed while it wrote.
-            break
+            # A search that was killed while it wrote leaves half a line.
+            continue
     return found
