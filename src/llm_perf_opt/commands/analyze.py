@@ -16,7 +16,7 @@ from functools import partial
 from math import isfinite
 from pathlib import Path
 
-from llm_perf_opt.capture.readers.kinds import LOAD, NCU, NSYS, ROCPD, SNAPSHOT, SUMMARY, TORCH, capture_files, kind_of
+from llm_perf_opt.capture.readers.kinds import LOAD, NSYS, SNAPSHOT, capture_files, kind_of, require_one_story
 from llm_perf_opt.config.arguments import command_parser
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.planning.capture_context import CLEAN, CaptureContext, context_stages
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
             return EXIT_OK
     args.files = tuple(file for path in context.files for file in capture_files(path))
     kinds = [kind_of(path) for path in args.files]
-    _require_one_story(kinds)
+    require_one_story(kinds)
     if LOAD in kinds:
         from llm_perf_opt.pipeline.analyze.served import analyze_results
 
@@ -137,28 +137,6 @@ def _parser() -> argparse.ArgumentParser:
         help="rows per table on the terminal, in tables of details a third of it (default 15)",
     )
     return parser
-
-
-def _require_one_story(kinds: list[str]) -> None:
-    """Files that count the same kernels twice are refused."""
-    if LOAD in kinds and set(kinds) != {LOAD}:
-        raise ConfigError("analyze: results of load generators and captures are two stories; give them separately")
-    if SNAPSHOT in kinds and set(kinds) != {SNAPSHOT}:
-        raise ConfigError("analyze: memory snapshots hold no times of kernels; give them to a call of their own")
-    timelines = {kind for kind in kinds if kind != NCU}
-    if len(timelines) > 1:
-        words = {
-            NSYS: "nsys captures",
-            ROCPD: "rocpd databases",
-            TORCH: "torch traces",
-            SUMMARY: "nsys kernel summaries",
-        }
-        named = " and ".join(sorted(words[kind] for kind in timelines))
-        raise ConfigError(f"analyze: {named} together would count kernels twice; give them to separate calls")
-    if kinds.count(SUMMARY) > 1:
-        raise ConfigError(
-            "analyze: kernel summaries cannot be added up (medians are lost); give them to separate calls"
-        )
 
 
 def _analyze(args: argparse.Namespace, kinds: list[str], context: CaptureContext, scratch: Path) -> int:

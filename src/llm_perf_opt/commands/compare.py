@@ -23,8 +23,6 @@ DEFAULT_DIR = Path("tmp/compare")
 AUTO = "auto"
 # After so many pairs `auto` asks whether it is settled.
 AUTO_LOOKS = (3, 6, 12, 24)
-# Reasons of a refusal that are printed.
-REASONS = 8
 JSON_FILE, MARKDOWN_FILE, PAGE_FILE = "compare.json", "compare.md", "compare.html"
 EXAMPLES = (
     "llm-perf compare --interleave 5 -- experiment=demo \\\n      candidate.overrides=model.attention=eager",
@@ -57,17 +55,11 @@ def main(argv: Sequence[str]) -> int:
     experiment = experiment or _experiment(args, words)
     looks: tuple[int, ...] = AUTO_LOOKS if args.interleave == AUTO else (args.interleave or 1,)
     # numpy is imported only now, so that --help and a wrong condition answer at once.
-    from llm_perf_opt.compare.comparison import compare_sides, is_settled, refuse_unknown_metrics
-    from llm_perf_opt.compare.settings import incomparable
+    from llm_perf_opt.compare.comparison import compare_sides, is_settled
     from llm_perf_opt.compare.statistics import shared_among
+    from llm_perf_opt.pipeline.compare.document import compare_read_sides
     from llm_perf_opt.pipeline.compare.interleave import write_plan
-    from llm_perf_opt.pipeline.compare.sides import (
-        changes_between,
-        device_notes,
-        known_variation,
-        read_side,
-        read_sides,
-    )
+    from llm_perf_opt.pipeline.compare.sides import read_side, read_sides
 
     out_dir: Path | None = args.output
     spent = shared_among(looks)
@@ -89,39 +81,23 @@ def main(argv: Sequence[str]) -> int:
             return EXIT_INTERRUPTED
     is_paired = args.pairs or experiment is not None
     base, candidate = read_sides(*args.sides, paired=is_paired, force=args.force)
-    refuse_unknown_metrics(conditions, base.input, candidate.input)
     pairs = min(len(base.input.passes), len(candidate.input.passes))
-    settings = changes_between(base, candidate, meant=frozenset() if experiment is None else experiment.meant)
-    reasons = incomparable(settings)
-    if reasons and not args.force:
-        raise _different_work(reasons)
-    found = compare_sides(
-        base.input,
-        candidate.input,
+    found = compare_read_sides(
+        base,
+        candidate,
         conditions=conditions,
         paired=is_paired,
         threshold=threshold,
-        settings=settings,
-        forced=reasons,
+        force=args.force,
         spent=spent[looks.index(pairs)] if pairs in looks else spent[-1],
-        variation=known_variation(base, candidate, stated),
-        notes=device_notes(base, candidate),
+        stated=stated,
+        meant=frozenset() if experiment is None else experiment.meant,
     )
     _print(found, args)
     if out_dir is not None:
         with written_by("-o", out_dir):
             _write(found, base, candidate, out_dir)
     return _gated(found, args)
-
-
-def _different_work(reasons: Sequence[str]) -> ConfigError:
-    return ConfigError(
-        [
-            *(f"compare: {reason}" for reason in reasons[:REASONS]),
-            *([f"compare: … and {len(reasons) - REASONS} more settings"] if len(reasons) > REASONS else []),
-            "compare: these runs did not do the same work; --force compares them and says so on every output",
-        ]
-    )
 
 
 def _gated(found: "CompareDocument", args: argparse.Namespace) -> int:

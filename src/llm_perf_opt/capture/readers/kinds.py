@@ -4,6 +4,7 @@ import codecs
 import re
 import sys
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from llm_perf_opt.capture.kernels.names import as_utf8
@@ -23,7 +24,7 @@ from llm_perf_opt.capture.readers.foreign import (
 )
 from llm_perf_opt.capture.readers.nsys_stats import MAKE_ONE, looks_like_stats
 from llm_perf_opt.core.names import MANIFEST_FILE
-from llm_perf_opt.errors import ParseError
+from llm_perf_opt.errors import ConfigError, ParseError
 from llm_perf_opt.system.files import decode_text, open_regular, real_path
 
 NSYS, SUMMARY, TORCH, NCU, LOAD, ROCPD = "nsys", "nsys_summary", "torch", "ncu", "load", "rocpd"
@@ -121,6 +122,28 @@ def kind_of(path: Path) -> str:
         return SUMMARY
     _refuse_printed_stats(path, text)
     raise printed_by_ncu(path, text) if is_printed_by_ncu(text) else unknown(path, text)
+
+
+def require_one_story(kinds: Sequence[str]) -> None:
+    """Files that count the same kernels twice are refused."""
+    if LOAD in kinds and set(kinds) != {LOAD}:
+        raise ConfigError("analyze: results of load generators and captures are two stories; give them separately")
+    if SNAPSHOT in kinds and set(kinds) != {SNAPSHOT}:
+        raise ConfigError("analyze: memory snapshots hold no times of kernels; give them to a call of their own")
+    timelines = {kind for kind in kinds if kind != NCU}
+    if len(timelines) > 1:
+        words = {
+            NSYS: "nsys captures",
+            ROCPD: "rocpd databases",
+            TORCH: "torch traces",
+            SUMMARY: "nsys kernel summaries",
+        }
+        named = " and ".join(sorted(words[kind] for kind in timelines))
+        raise ConfigError(f"analyze: {named} together would count kernels twice; give them to separate calls")
+    if kinds.count(SUMMARY) > 1:
+        raise ConfigError(
+            "analyze: kernel summaries cannot be added up (medians are lost); give them to separate calls"
+        )
 
 
 def is_ascend(path: Path) -> bool:

@@ -141,9 +141,17 @@ class _Looked:
 
 
 def find_long_gaps(
-    timeline: Timeline, maps: Mapping[int, IdleMap], *, source: int = 0, startup: StartUp | None = None
+    timeline: Timeline,
+    maps: Mapping[int, IdleMap],
+    *,
+    source: int = 0,
+    startup: StartUp | None = None,
+    shown: int = SHOWN,
 ) -> LongGaps:
-    """Look into the longest gaps of each process; `startup` is that of the timeline where it is known already."""
+    """Look into the longest gaps of each process; `startup` is that of the timeline where it is known already.
+
+    Of the gaps looked into, the `shown` longest are returned.
+    """
     startup = find_start_up(timeline, maps) if startup is None else startup
     compute = join([timeline.kernels, timeline.graphs])
     short = long = long_ns = host_ns = 0
@@ -189,7 +197,7 @@ def find_long_gaps(
         long_ns=long_ns,
         held_count=round(held_count),
         held_ns=round(held_ns),
-        longest=tuple(gaps[:SHOWN]),
+        longest=tuple(gaps[:shown]),
         reasons=_merged(reasons),
         setup_end_ns=setup_end_ns,
         long_from_ns=min((one.long_from_ns for one in maps.values()), default=LONG_GAP_NS),

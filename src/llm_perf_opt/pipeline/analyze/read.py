@@ -42,6 +42,18 @@ class AnalyzedCaptures:
     inputs: "OperatorInputs | None" = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReadFiles:
+    """Captures as they were read, and what was said meanwhile. `summary` is a kernel summary, which is no capture."""
+
+    kind: str
+    captures: tuple[RecordedCapture, ...]
+    notes: tuple[str, ...]
+    ncu: "NcuAnalysis | None" = None
+    inputs: "OperatorInputs | None" = None
+    summary: Path | None = None
+
+
 def read_captures(
     files: Sequence[Path],
     kinds: Sequence[str],
@@ -51,9 +63,16 @@ def read_captures(
     detailed: bool = False,
     graphs_from: Path | None = None,
 ) -> AnalyzedCaptures:
-    """All files of one run. `scratch` takes exports of .nsys-rep files; `files_are` decides what several are.
+    """Read and analyze all files of one run, as `read_files` and `analyze_files` do."""
+    return analyze_files(
+        read_files(files, kinds, scratch, detailed=detailed), files_are=files_are, graphs_from=graphs_from
+    )
 
-    `detailed` reads what is slow to read also from long traces, `graphs_from` is a trace that says what graphs replay.
+
+def read_files(files: Sequence[Path], kinds: Sequence[str], scratch: Path, *, detailed: bool = False) -> ReadFiles:
+    """Read all files of one run. `scratch` takes exports of .nsys-rep files.
+
+    `detailed` reads what is slow to read also from long traces.
     """
     if SNAPSHOT in kinds:
         snapshot = files[list(kinds).index(SNAPSHOT)]
@@ -69,17 +88,35 @@ def read_captures(
         captures = _read_rocpd(by_kind[ROCPD])
     elif kind == TORCH:
         captures, notes, inputs = _read_torch(by_kind[TORCH], detailed=detailed)
-    ncu = _read_ncu(by_kind[NCU]) if NCU in by_kind else None
-    analyzed = analyze_captures(captures, files_are=files_are, ncu=ncu)
+    return ReadFiles(
+        kind=kind,
+        captures=tuple(captures),
+        notes=tuple(notes),
+        ncu=_read_ncu(by_kind[NCU]) if NCU in by_kind else None,
+        inputs=inputs,
+        summary=by_kind[SUMMARY][0] if kind == SUMMARY else None,
+    )
+
+
+def analyze_files(
+    read: ReadFiles, *, files_are: Kind | None = None, graphs_from: Path | None = None
+) -> AnalyzedCaptures:
+    """Analyze what was read. `files_are` decides what several are, `graphs_from` is a trace of what graphs replay."""
+    analyzed = analyze_captures(read.captures, files_are=files_are, ncu=read.ncu)
     analysis, said = add_graph_replays(analyzed.analysis, analyzed.measured, graphs_from)
-    notes += [*said, *analyzed.notes]
-    if kind == SUMMARY:
-        analysis = _from_summary(analysis, by_kind[SUMMARY][0], ncu)
+    notes = [*read.notes, *said, *analyzed.notes]
+    if read.summary is not None:
+        analysis = _from_summary(analysis, read.summary, read.ncu)
     ncu = None if analysis.ncu is UNSET else analysis.ncu
     if ncu is not None:
         notes += [f"ncu: {note}" for note in ncu.notes]
     return AnalyzedCaptures(
-        kind=kind, analysis=analysis, measured=analyzed.measured, notes=tuple(notes), ncu=ncu, inputs=inputs
+        kind=read.kind,
+        analysis=analysis,
+        measured=analyzed.measured,
+        notes=tuple(notes),
+        ncu=ncu,
+        inputs=read.inputs,
     )
 
 

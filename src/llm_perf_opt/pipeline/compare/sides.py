@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from statistics import median, variance
+from typing import TYPE_CHECKING
 
 from llm_perf_opt.capture.kernels.names import classify_kernel
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
@@ -28,6 +29,9 @@ from llm_perf_opt.report.run_files import Found, RunFiles, read_run_files, runs_
 from llm_perf_opt.report.samples import BUSY_PCT, HOST_PROBE, SampleLine
 from llm_perf_opt.report.view.headline import shared_gpus
 from llm_perf_opt.serving.results import BENCH
+
+if TYPE_CHECKING:
+    from llm_perf_opt.pipeline.analyze.read import AnalyzedCaptures
 
 # Clocks and power differ a little in every run.
 CLOCK_DIFFERENCE = 0.02
@@ -102,12 +106,18 @@ def read_sides(base: Path, candidate: Path, *, paired: bool = False, force: bool
     nsys saw every request of a run and torch.profiler a few steps: what one saw less what the other saw means nothing.
     """
     only = whole_pairs(base, candidate) if paired else None
-    sides = read_side(base, only=only or None), read_side(candidate, only=only or None)
+    return matched_sides(read_side(base, only=only or None), read_side(candidate, only=only or None), force=force)
+
+
+def matched_sides(base: ReadSide, candidate: ReadSide, *, force: bool = False) -> tuple[ReadSide, ReadSide]:
+    """Two sides of one kind, under one load or with captures of the same stage where they have several."""
+    sides = base, candidate
     sorts = [side.sort for side in sides]
     # A run may have captures of its own, a load has none.
     if sorts[0] != sorts[1] and (CAPTURE not in sorts or SERVER in sorts) and not force:
         raise ConfigError(
-            f"compare: {base} is {sorts[0]}, {candidate} is {sorts[1]}: they did different work; give two of one kind"
+            f"compare: {base.input.name} is {sorts[0]}, {candidate.input.name} is {sorts[1]}: they did different work; "
+            "give two of one kind"
         )
     if all(side.levels for side in sides):
         return _of_level(*sides)
@@ -417,6 +427,11 @@ def _capture(path: Path) -> ReadSide:
     files = capture_files(path)
     with tempfile.TemporaryDirectory(prefix="llm-perf-compare-") as scratch:
         found = read_captures(files, [kind_of(file) for file in files], Path(scratch))
+    return capture_side(path, found)
+
+
+def capture_side(path: Path, found: "AnalyzedCaptures") -> ReadSide:
+    """Captures that were analyzed, as a side."""
     capture = found.analysis
     problem = None if capture.gpu.kernel_count or capture.ranges else "no kernel and no range was recorded"
     if found.ncu is not None and not capture.gpu.kernel_count:
