@@ -23,11 +23,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt import StageContext, StepOutput, WorkloadSpan, run_workload
 from llm_perf_opt.core.names import CLEAN_PASS_ORDER
 from llm_perf_opt.pipeline.compose import compose_config, type_config
 from llm_perf_opt.pipeline.console import PlainConsole
 from llm_perf_opt.pipeline.run import stage_context
+from llm_perf_opt.plugin import StageContext, StepOutput, WorkloadSpan, run_workload
 from llm_perf_opt.plugins.energy.meters import metering
 from llm_perf_opt.plugins.energy.stage import EnergyConfig
 from llm_perf_opt.plugins.memory import cuda

@@ -1,117 +1,81 @@
-"""Profile LLM inference through static analysis, the PyTorch profiler, Nsight Systems and Nsight Compute.
+"""Find where the time of an LLM inference went: captures and runs as data.
 
-The names below are what plug-ins may rely on (docs/plugin-api.md); everything else may move. Each is imported when it
-is asked for, so that importing the package costs nothing.
+    import llm_perf_opt as perf
+
+    a = perf.analyze("trace.json.gz")
+    a.verdict, a.findings[0].fix, a.kernels.pandas()
+
+docs/python.md has the rest. Plug-ins import from `llm_perf_opt.plugin`. Each name is imported when it is asked for, so
+that importing the package costs nothing.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llm_perf_opt.config.schema import AppConfig, InferSection, ModelSection, Problem, StageConfig
-    from llm_perf_opt.core.documents import ClockSample, CounterDocument, CounterSpan, CounterTrack
-    from llm_perf_opt.core.host import Gpu, Host, Tool
-    from llm_perf_opt.core.manifest import RunManifest, read_manifest
-    from llm_perf_opt.core.records import CommandRecord, Metric, StageFile, StageOutput, StageRecord, StageTraits
-    from llm_perf_opt.core.sections import Link, Picture, Section, SectionTable
-    from llm_perf_opt.core.stage import CommandRunner, Obstacle, Preview, Stage, StageContext, StageFailed
-    from llm_perf_opt.errors import CommandFailed, ConfigError, ParseError, ProfilingError, StageSkipped, ToolError
+    from llm_perf_opt.api.analysis import PerfAnalysis
+    from llm_perf_opt.api.compare import Comparison, compare
+    from llm_perf_opt.api.load import analyze, load_run, query
+    from llm_perf_opt.api.predict import Prediction, predict
+    from llm_perf_opt.api.profile import profile
+    from llm_perf_opt.errors import ProfilingError
     from llm_perf_opt.marks import mark_warmup, phase, request
-    from llm_perf_opt.pipeline.loaded_run import LoadedRun, RunTable, load_run
-    from llm_perf_opt.profiling.workload_run import WorkloadRun, WorkloadSpan, run_workload
-    from llm_perf_opt.report.charts import ChartBand, draw_chart
-    from llm_perf_opt.system.nvml import GpuSamples, sample_gpus
-    from llm_perf_opt.system.process import CommandResult
-    from llm_perf_opt.workload.models.base import LoadedModel, ModelAdapter, Sample, StepOutput
-    from llm_perf_opt.workload.watcher import WorkloadWatcher
+    from llm_perf_opt.sql.table import DataTable
 
 __version__ = "0.2.0"
 
 __all__ = [
-    "AppConfig",
-    "ChartBand",
-    "ClockSample",
-    "CommandFailed",
-    "CommandRecord",
-    "CommandResult",
-    "CommandRunner",
-    "ConfigError",
-    "CounterDocument",
-    "CounterSpan",
-    "CounterTrack",
-    "Gpu",
-    "GpuSamples",
-    "Host",
-    "InferSection",
-    "Link",
-    "LoadedModel",
-    "LoadedRun",
-    "Metric",
-    "ModelAdapter",
-    "ModelSection",
-    "Obstacle",
-    "ParseError",
-    "Picture",
-    "Preview",
-    "Problem",
+    "Comparison",
+    "DataTable",
+    "PerfAnalysis",
+    "Prediction",
     "ProfilingError",
-    "RunManifest",
-    "RunTable",
-    "Sample",
-    "Section",
-    "SectionTable",
-    "Stage",
-    "StageConfig",
-    "StageContext",
-    "StageFailed",
-    "StageFile",
-    "StageOutput",
-    "StageRecord",
-    "StageSkipped",
-    "StageTraits",
-    "StepOutput",
-    "Tool",
-    "ToolError",
-    "WorkloadRun",
-    "WorkloadSpan",
-    "WorkloadWatcher",
     "__version__",
-    "draw_chart",
+    "analyze",
+    "compare",
     "load_run",
     "mark_warmup",
     "phase",
-    "read_manifest",
+    "predict",
+    "profile",
+    "query",
     "request",
-    "run_workload",
-    "sample_gpus",
 ]
 
 _HOMES = {
-    "config.schema": ("AppConfig", "InferSection", "ModelSection", "Problem", "StageConfig"),
-    "core.documents": ("ClockSample", "CounterDocument", "CounterSpan", "CounterTrack"),
-    "core.host": ("Gpu", "Host", "Tool"),
-    "core.manifest": ("RunManifest", "read_manifest"),
-    "core.records": ("CommandRecord", "Metric", "StageFile", "StageOutput", "StageRecord", "StageTraits"),
-    "core.sections": ("Link", "Picture", "Section", "SectionTable"),
-    "core.stage": ("CommandRunner", "Obstacle", "Preview", "Stage", "StageContext", "StageFailed"),
-    "errors": ("CommandFailed", "ConfigError", "ParseError", "ProfilingError", "StageSkipped", "ToolError"),
+    "api.analysis": ("PerfAnalysis",),
+    "api.compare": ("Comparison", "compare"),
+    "api.load": ("analyze", "load_run", "query"),
+    "api.predict": ("Prediction", "predict"),
+    "api.profile": ("profile",),
+    "errors": ("ProfilingError",),
     "marks": ("mark_warmup", "phase", "request"),
-    "pipeline.loaded_run": ("LoadedRun", "RunTable", "load_run"),
-    "profiling.workload_run": ("WorkloadRun", "WorkloadSpan", "run_workload"),
-    "report.charts": ("ChartBand", "draw_chart"),
-    "system.nvml": ("GpuSamples", "sample_gpus"),
-    "system.process": ("CommandResult",),
-    "workload.models.base": ("LoadedModel", "ModelAdapter", "Sample", "StepOutput"),
-    "workload.watcher": ("WorkloadWatcher",),
+    "sql.table": ("DataTable",),
 }
+# What IPython looks for in an extension; no user calls it.
+_OF_NOTEBOOKS = {"load_ipython_extension": "api.magic"}
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            # Kept, so that a name used in a loop is looked for once.
-            return globals().setdefault(name, getattr(import_module(f"{__name__}.{module}"), name))
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    homes = {one: module for module, names in _HOMES.items() for one in names} | _OF_NOTEBOOKS
+    if name in homes:
+        # Kept, so that a name used in a loop is looked for once.
+        return globals().setdefault(name, getattr(import_module(f"{__name__}.{homes[name]}"), name))
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _moved(name)
+
+
+def _moved(name: str) -> Any:
+    """A name of plug-ins, which stay here for one release."""
+    plugin = import_module(f"{__name__}.plugin")
+    if name not in plugin.__all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import warnings
+
+    text = f"llm_perf_opt.{name} moves to llm_perf_opt.plugin.{name}; the old name goes with the next minor version"
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
+    return getattr(plugin, name)
 
 
 def __dir__() -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from stage_pyspy.stacks import draw_flames, read_stacks
 from stage_pyspy.stage import STAGE, PyspyConfig
 
-from llm_perf_opt import AppConfig
+from llm_perf_opt.plugin import AppConfig
 from llm_perf_opt.testing import StageCase, StageContract, plain_config
 
 BUSY = """

@@ -12,16 +12,15 @@ from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import HOST_SAMPLES_FILE
 from llm_perf_opt.core.units import format_bytes, format_percent
 from llm_perf_opt.diagnosis.diagnose import judge
-from llm_perf_opt.diagnosis.document import Coverage, Diagnosis
+from llm_perf_opt.diagnosis.document import Coverage, Diagnosis, Program
 from llm_perf_opt.diagnosis.facts import HostFacts, Unknown
 from llm_perf_opt.diagnosis.host_scope import program_scope
-from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.verdict import diagnosis_of
 from llm_perf_opt.profiling.attached import AttachedLook, find_target, look_at
 from llm_perf_opt.system.process import program_title
 from llm_perf_opt.system.terminal import printable, show
 
-NOTHING_KNOWN = Program(framework="other", engine=None, gpu_name=None, world_size=1, ranks_given=1, traits=frozenset())
+NOTHING_KNOWN = Program(framework="other", engine=None, gpu_name=None, world_size=1, ranks_given=1, traits=())
 
 
 def attach(options: AttachOptions) -> bool:

@@ -94,6 +94,11 @@ class Finding:
     is_idle: bool = False
 
     @property
+    def fix(self) -> str:
+        """What to do; the document calls it `remedy`."""
+        return self.remedy
+
+    @property
     def cited(self) -> tuple[Evidence, ...]:
         return tuple(
             Evidence(text=text, source=source) for text, source in zip(self.evidence, self.sources, strict=True)

@@ -23,7 +23,7 @@ from llm_perf_opt.diagnosis.device_time import KernelTime
 from llm_perf_opt.diagnosis.gaps.edges import HostEdge
 from llm_perf_opt.diagnosis.gaps.host_alone import HostAlone
 from llm_perf_opt.diagnosis.gaps.report import IdleReport
-from llm_perf_opt.diagnosis.ledger import Cell
+from llm_perf_opt.diagnosis.ledger import Cell, Ledger
 
 VerdictKind = Literal[
     "finding", "one_time", "healthy", "largest_cell", "not_recorded", "no_gpu_work", "nothing_measured"
@@ -44,6 +44,11 @@ class ScopeRecord:
     source: str
     cells: tuple[Cell, ...]
     kernels: tuple[KernelTime, ...]
+
+    @property
+    def ledger(self) -> Ledger:
+        """The cells with what sums over them."""
+        return Ledger(wall_ns=self.wall_ns, cells=self.cells)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_perf_opt import (
+from llm_perf_opt.plugin import (
     CommandFailed,
     Host,
     Link,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import llm_perf_opt
+from llm_perf_opt import plugin
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.records import Metric, Spread
 from llm_perf_opt.errors import ManifestError, ToolError
@@ -21,7 +21,7 @@ from tests.unit.pipeline.test_many_runs import timed_run
 
 
 def test_a_run_is_loaded_as_tables(tmp_path: Path) -> None:
-    run = llm_perf_opt.load_run(run_of(tmp_path / "run", STEADY))
+    run = plugin.load_run(run_of(tmp_path / "run", STEADY))
     assert run.samples.columns["tpot_ms"] == list(STEADY)
     assert run.samples.rows()[0] == {"sample_id": "a", "repeat": 0, "tpot_ms": 10.0, "ttft_ms": 50.0, "e2e_ms": 120.0}
     [row] = run.metrics.rows()
@@ -33,18 +33,18 @@ def test_a_run_is_loaded_as_tables(tmp_path: Path) -> None:
     )
     assert (len(run.kernels), len(run.operators), len(run.ranges)) == (0, 0, 0)
     with pytest.raises(ManifestError, match="not found"):
-        llm_perf_opt.load_run(str(tmp_path / "nowhere"))
+        plugin.load_run(str(tmp_path / "nowhere"))
 
 
 def test_kernels_of_a_capture_are_a_table(tmp_path: Path) -> None:
     run = tmp_path / "run"
     write_run(run, stage("nsys", run, {"analysis_json": ("analysis.json", capture(("gemm", 4, 400), ("add", 1, 10)))}))
-    kernels = llm_perf_opt.load_run(run).kernels
+    kernels = plugin.load_run(run).kernels
     assert (list(kernels.columns["name"]), list(kernels.columns["total_ns"])) == (["gemm", "add"], [400, 10])
 
 
 def test_a_frame_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = llm_perf_opt.load_run(run_of(tmp_path / "run", STEADY)).samples
+    table = plugin.load_run(run_of(tmp_path / "run", STEADY)).samples
     for name in ("pandas", "polars"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ToolError, match="pip install pandas"):
@@ -55,13 +55,13 @@ def test_a_frame_without_its_package_says_what_to_install(tmp_path: Path, monkey
 
 def test_tables_become_frames_of_pandas(tmp_path: Path) -> None:
     pytest.importorskip("pandas")
-    frame = llm_perf_opt.load_run(run_of(tmp_path / "run", STEADY)).samples.to_pandas()
+    frame = plugin.load_run(run_of(tmp_path / "run", STEADY)).samples.to_pandas()
     assert frame["tpot_ms"].median() == 10.0
 
 
 def test_tables_become_frames_of_polars(tmp_path: Path) -> None:
     pytest.importorskip("polars")
-    run = llm_perf_opt.load_run(run_of(tmp_path / "run", STEADY))
+    run = plugin.load_run(run_of(tmp_path / "run", STEADY))
     assert (run.samples.to_polars()["tpot_ms"].median(), run.metrics.to_polars().height) == (10.0, 1)
     mixed = RunTable(columns={"value": [3, None, 0.5], "name": ["a", "b", "c"], "count": [1, 2, 3]}).to_polars()
     assert (mixed["value"].to_list(), str(mixed["count"].dtype)) == ([3.0, None, 0.5], "Int64")

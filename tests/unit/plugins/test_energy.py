@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt import CommandFailed, WorkloadSpan
+from llm_perf_opt.plugin import CommandFailed, WorkloadSpan
 from llm_perf_opt.plugins.energy import stage as energy_stage
 from llm_perf_opt.plugins.energy.attribution import (
     counter_curve,
@@ -263,7 +263,7 @@ def test_idle_power_is_the_lowest_second_and_not_taken_from_a_busy_device() -> N
 def gpu_sample(
     i: int, *, clock: float = 1700.0, heat: float = 60.0, busy: float = 99, why: tuple[str, ...] = ()
 ) -> Any:
-    from llm_perf_opt import ClockSample
+    from llm_perf_opt.plugin import ClockSample
 
     return ClockSample(
         at_ns=1_000 * MS + i * 10 * MS,

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from annotated_types import Gt, Le
 
-from llm_perf_opt import (
+from llm_perf_opt.plugin import (
     CommandFailed,
     Host,
     Link,

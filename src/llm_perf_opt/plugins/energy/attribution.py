@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from llm_perf_opt import WorkloadSpan
+from llm_perf_opt.plugin import WorkloadSpan
 from llm_perf_opt.plugins.energy.meters import Reading
 
 # A phase that lasts as many refreshes as this, or longer, is read off the counter.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from llm_perf_opt import ClockSample, StageContext, ToolError, sample_gpus
+from llm_perf_opt.plugin import ClockSample, StageContext, ToolError, sample_gpus
 
 POWERCAP = Path("/sys/class/powercap")
 KFD = Path("/dev/kfd")

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
-from llm_perf_opt import (
+from llm_perf_opt.plugin import (
     ChartBand,
     CounterDocument,
     CounterSpan,

@@ -11,7 +11,7 @@ from typing import Annotated, Self
 
 from annotated_types import Ge, Gt, Le
 
-from llm_perf_opt import (
+from llm_perf_opt.plugin import (
     ClockSample,
     Host,
     Metric,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from llm_perf_opt import (
+from llm_perf_opt.plugin import (
     ChartBand,
     CounterDocument,
     CounterSpan,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from annotated_types import Ge, Gt, Le
 
-from llm_perf_opt import (
+from llm_perf_opt.plugin import (
     Host,
     Metric,
     Obstacle,

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
-from llm_perf_opt import LoadedModel, StepOutput, WorkloadWatcher
+from llm_perf_opt.plugin import LoadedModel, StepOutput, WorkloadWatcher
 from llm_perf_opt.plugins.memory import cuda
 from llm_perf_opt.plugins.memory.blocks import (
     ACTIVATIONS,
