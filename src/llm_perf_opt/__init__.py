@@ -10,9 +10,12 @@ that importing the package costs nothing.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+# As type checkers know it; the module `typing` itself takes longer to import than all of this.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from llm_perf_opt.api.analysis import PerfAnalysis
     from llm_perf_opt.api.compare import Comparison, compare
     from llm_perf_opt.api.load import analyze, load_run, query
@@ -56,7 +59,7 @@ _HOMES = {
 _OF_NOTEBOOKS = {"load_ipython_extension": "api.magic"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     homes = {one: module for module, names in _HOMES.items() for one in names} | _OF_NOTEBOOKS
     if name in homes:
         # Kept, so that a name used in a loop is looked for once.
@@ -66,7 +69,7 @@ def __getattr__(name: str) -> Any:
     return _moved(name)
 
 
-def _moved(name: str) -> Any:
+def _moved(name: str) -> "Any":
     """A name of plug-ins, which stay here for one release."""
     plugin = import_module(f"{__name__}.plugin")
     if name not in plugin.__all__:

@@ -47,7 +47,7 @@ COMMANDS = {
     "report": Command("commands.report", "RUN_DIR", "render a run's reports again"),
     "runs": Command("commands.runs", "[DIR]", "list, filter, sort and draw runs"),
     "sweep": Command("commands.sweep", "report|resume DIR", "a sweep's runs on one page; run what is left"),
-    "export": Command("commands.export", "RUN_DIR --to WHERE", "numbers for Prometheus, MLflow, W&B"),
+    "export": Command("commands.export", "RUN_DIR --to WHERE", "for Prometheus, MLflow, W&B, Parquet"),
     "doctor": Command("commands.doctor", "[--json]", "what this machine can do, and remedies"),
 }
 OPTIONS = {

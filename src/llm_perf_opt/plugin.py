@@ -4,9 +4,12 @@ Each name is imported when it is asked for, so that importing this module costs 
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+# As type checkers know it; the module `typing` itself takes longer to import than all of this.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from llm_perf_opt.config.schema import AppConfig, InferSection, ModelSection, Problem, StageConfig
     from llm_perf_opt.core.documents import ClockSample, CounterDocument, CounterSpan, CounterTrack
     from llm_perf_opt.core.host import Gpu, Host, Tool
@@ -102,7 +105,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     for module, names in _HOMES.items():
         if name in names:
             # Kept, so that a name used in a loop is looked for once.

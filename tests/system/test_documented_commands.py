@@ -88,8 +88,8 @@ def _documented() -> list[object]:
     """Each command once, by where it stands first."""
     found: dict[tuple[str, ...], str] = {}
     for page in PAGES:
-        for block in re.findall(r"^```(?:sh|bash)?\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
-            for line in _lines(block):
+        for language, block in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+            for line in _lines(block if language in ("", "sh", "bash") else ""):
                 for words in _commands(line):
                     found.setdefault(tuple(words), page.name)
     return [pytest.param(list(words), id=f"{page}: {' '.join(words)}") for words, page in found.items()]

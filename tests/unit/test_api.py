@@ -1,18 +1,24 @@
 """Python API: one type for captures, runs and blocks of code, tables as frames, short descriptions."""
 
+import json
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import llm_perf_opt as perf
+from llm_perf_opt.core.records import StageFile, StageRecord
 from llm_perf_opt.errors import ConfigError, ManifestError, ToolError
+from llm_perf_opt.serving.records import RequestRecord
 from llm_perf_opt.sql.schema import VIEWS
 from tests.support.fixtures_dir import DATA
 from tests.support.nsys_builder import h200_export
+from tests.support.report_runs import stage, write_run
+from tests.support.trace_builder import event, write_trace
 from tests.unit.commands.test_compare_command import STEADY, run_of
-from tests.unit.test_sql import nsys_capture
+from tests.unit.test_sql import nsys_capture, torch_capture
 
 TRACE = DATA / "h200" / "graph_replay.trace.json.gz"
 
@@ -101,6 +107,47 @@ def test_a_run_is_the_same_type_as_a_capture(tmp_path: Path) -> None:
         perf.load_run(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="is a run, allowed: capture files; load_run opens a run"):
         perf.analyze(path)
+
+
+def test_a_run_answers_from_the_captures_in_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    files = {}
+    for name, role, make in (("nsys", "nsys_sqlite", nsys_capture), ("torch_profiler", "trace", torch_capture)):
+        (run / name).mkdir(parents=True)
+        files[name] = StageRecord(name=name, status="ok", files=(StageFile(role=role, path=make(run / name)),))
+    found = perf.load_run(write_run(run, *files.values()))
+    assert [Path(path).name for path in set(found.kernels["capture"])] == ["capture.sqlite"]
+    assert [Path(path).name for path in set(found.operators["capture"])] == ["trace.json.gz"]
+    # A file outside the run is nobody's business, whatever the manifest says.
+    outside = nsys_capture(tmp_path)
+    record = StageRecord(name="nsys", status="ok", files=(StageFile(role="nsys_sqlite", path=outside),))
+    strange = perf.load_run(write_run(tmp_path / "strange", record))
+    with pytest.raises(ConfigError, match="the run holds no capture"):
+        _ = strange.kernels
+
+
+def test_requests_of_a_load_are_rows(tmp_path: Path) -> None:
+    good = RequestRecord(index=0, started_s=0.0, status="ok", ttft_s=0.1, latency_s=0.4, output_tokens=4)
+    lines = [good, replace(good, index=1, started_s=0.25)]
+    text = "\n".join(json.dumps({"level": "c4", **asdict(one)}) for one in lines)
+    run = tmp_path / "run"
+    found = perf.load_run(write_run(run, stage("bench", run, {"bench_requests": ("requests.jsonl", text)})))
+    sql = "SELECT level, number, started_s, ttft_ms, tpot_ms, prompt_tokens FROM requests ORDER BY number"
+    assert [tuple(row.values()) for row in found.query(sql)] == [
+        ("c4", 0, 0.0, 100.0, pytest.approx(100.0), None),
+        ("c4", 1, 0.25, 100.0, pytest.approx(100.0), None),
+    ]
+
+
+def test_memory_events_of_a_trace_are_rows(tmp_path: Path) -> None:
+    events = [
+        event("cpu_op", "aten::empty", "10.000", "5.000"),
+        '{"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 10, "tid": 10, "ts": 11.000, "args": '
+        '{"Bytes": 64, "Total Allocated": 128, "Device Type": 1, "Device Id": 0, "Addr": 1}}',
+    ]
+    found = perf.analyze(write_trace(tmp_path / "trace.json", events))
+    rows = [tuple(row.values())[1:5] for row in found.memory.rows()]
+    assert rows == [("GPU", 64, 128, "aten::empty")]
 
 
 def test_what_is_missing_or_misspelt_is_said(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What a capture, a run or a block of code says, as data: verdict, findings, scopes, coverage, tables and SQL."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
@@ -130,6 +130,11 @@ class PerfAnalysis:
         return self.diagnosis.program
 
     @property
+    def has_capture(self) -> bool:
+        """Whether the tables of events can be filled: a run may have lost its capture."""
+        return self._source.has_capture
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What was left out while reading, and why."""
         return self._source.notes
@@ -219,7 +224,8 @@ class PerfAnalysis:
 
     @cached_property
     def _fills(self) -> "Mapping[str, Fill]":
-        return self._source.fills()
+        """Each asked once: tables and SQL share their columns."""
+        return {name: cache(fill) for name, fill in self._source.fills().items()}
 
     @cached_property
     def _tables(self) -> "dict[str, DataTable]":

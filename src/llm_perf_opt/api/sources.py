@@ -48,6 +48,9 @@ class AnalysisSource(Protocol):
     def captured(self) -> "CaptureAnalysis | None": ...
 
     @property
+    def has_capture(self) -> bool: ...
+
+    @property
     def notes(self) -> tuple[str, ...]: ...
 
     def fills(self) -> "Mapping[str, Fill]": ...
@@ -71,6 +74,10 @@ class CaptureFiles:
     @property
     def manifest(self) -> None:
         return None
+
+    @property
+    def has_capture(self) -> bool:
+        return True
 
     @cached_property
     def read(self) -> "ReadFiles":
@@ -181,6 +188,10 @@ class RunDirectory:
     def notes(self) -> tuple[str, ...]:
         stages = (f"{stage.name}: {note}" for stage in self.manifest.stages for note in stage.notes)
         return (*self.files.damage, *stages)
+
+    @property
+    def has_capture(self) -> bool:
+        return self.capture() is not None
 
     def capture(self, *, of_torch: bool = False) -> CaptureFiles | None:
         """The capture files in the run; None where it has none, or they were taken away."""

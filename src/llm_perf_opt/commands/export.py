@@ -1,4 +1,5 @@
-"""`llm-perf export RUN_DIR --to …`: a run's numbers for Prometheus, OpenMetrics, MLflow or Weights & Biases.
+"""`llm-perf export RUN_DIR --to …`: a run's numbers for Prometheus, OpenMetrics, MLflow or Weights & Biases, or its
+tables as Parquet.
 
 The last two need their package (extras `mlflow` and `wandb`), which is imported only when asked for.
 """
@@ -15,6 +16,7 @@ from llm_perf_opt.report.render.openmetrics import render_openmetrics
 from llm_perf_opt.system.files import write_page
 
 TEXTS = ("prometheus", "openmetrics")
+PARQUET = "parquet"
 PACKAGES = {"mlflow": "mlflow", "wandb": "wandb"}
 ARTIFACTS = ("report.html", "manifest.json")
 LABELS = ("run", "model", "device", "commit")
@@ -33,15 +35,22 @@ def main(argv: Sequence[str]) -> int:
     examples = [
         "llm-perf export tmp/runs/demo --to prometheus",
         "llm-perf export tmp/runs/demo --to openmetrics -o demo.prom",
+        "llm-perf export capture.sqlite --to parquet -o tables",
     ]
     parser = command_parser("export", "Export the numbers of a run.", examples)
-    parser.add_argument("run", type=Path, metavar="RUN_DIR", help="the directory of a run")
-    parser.add_argument("--to", required=True, choices=[*TEXTS, *PACKAGES], help="where to")
+    parser.add_argument("run", type=Path, metavar="RUN_DIR", help="the directory of a run; of parquet also a capture")
+    parser.add_argument("--to", required=True, choices=[*TEXTS, PARQUET, *PACKAGES], help="where to")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="file of prometheus or openmetrics; default: print"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="file for prometheus or openmetrics (default: print), folder for parquet",
     )
     parser.add_argument("--project", default="llm-perf", metavar="NAME", help="experiment of MLflow, project of W&B")
     args = parser.parse_args(argv)
+    if args.to == PARQUET:
+        return _to_parquet(args.run, args.output)
     run = index_run(args.run)
     if args.to in PACKAGES:
         if args.output is not None:
@@ -66,6 +75,16 @@ def main(argv: Sequence[str]) -> int:
     with written_by("-o", args.output):
         write_page(args.output, text)
     print(f"written: {args.output}", file=sys.stderr)
+    return EXIT_OK
+
+
+def _to_parquet(source: Path, folder: Path | None) -> int:
+    if folder is None:
+        raise ConfigError(f"--to {PARQUET}: needs -o DIR, where one file for each table is written")
+    from llm_perf_opt.commands.export_tables import export_tables
+
+    for path in export_tables(source, folder):
+        print(path)
     return EXIT_OK
 
 

@@ -32,15 +32,15 @@ HEADROOM_BYTES = 1 << 30
 # An interrupt that has no effect for so long will have none.
 GRACE_S = 5.0
 EXAMPLES = (
-    'llm-perf query trace.json.gz "SELECT class, sum(duration_ns) FROM kernels GROUP BY 1"',
-    'llm-perf query tmp/runs/demo "SELECT cell, owner, share FROM ledger ORDER BY share DESC" --format json',
+    'llm-perf query trace.json.gz \\\n      "SELECT class, sum(duration_ns) FROM kernels GROUP BY 1"',
+    'llm-perf query tmp/runs/demo --format json \\\n      "SELECT metric, value, unit FROM metrics"',
     "llm-perf query --schema",
 )
 
 
 def main(argv: Sequence[str]) -> int:
     """Entry point of the subcommand."""
-    args = _parser().parse_args(argv)
+    args = _parser().parse_intermixed_args(list(argv))
     if args.schema:
         return _print_schema(args.format)
     if args.source is None or args.sql is None:

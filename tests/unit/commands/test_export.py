@@ -15,9 +15,11 @@ from llm_perf_opt.core.records import Metric, Spread
 from llm_perf_opt.errors import ManifestError, ToolError
 from llm_perf_opt.pipeline.loaded_run import RunTable
 from llm_perf_opt.report.render.openmetrics import metric_name, render_openmetrics
+from llm_perf_opt.sql.schema import VIEWS
 from tests.support.report_runs import capture, stage, write_run
 from tests.unit.commands.test_compare_command import STEADY, run_of
 from tests.unit.pipeline.test_many_runs import timed_run
+from tests.unit.test_sql import nsys_capture
 
 
 def test_a_run_is_loaded_as_tables(tmp_path: Path) -> None:
@@ -65,6 +67,41 @@ def test_tables_become_frames_of_polars(tmp_path: Path) -> None:
     assert (run.samples.to_polars()["tpot_ms"].median(), run.metrics.to_polars().height) == (10.0, 1)
     mixed = RunTable(columns={"value": [3, None, 0.5], "name": ["a", "b", "c"], "count": [1, 2, 3]}).to_polars()
     assert (mixed["value"].to_list(), str(mixed["count"].dtype)) == ([3.0, None, 0.5], "Int64")
+
+
+def test_every_table_of_a_run_or_capture_becomes_a_parquet_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import duckdb
+
+    capture_file, run = nsys_capture(tmp_path), run_of(tmp_path / "run", STEADY)
+    assert main(["export", str(capture_file), "--to", "parquet", "-o", str(tmp_path / "a")]) == 0
+    assert main(["export", str(run), "--to", "parquet", "-o", str(tmp_path / "b")]) == 0
+    assert "the run holds no capture: kernels, launches, " in capsys.readouterr().err
+    assert {path.stem for path in (tmp_path / "a").iterdir()} == {view.name for view in VIEWS}
+    assert {path.stem for path in (tmp_path / "b").iterdir()} == {v.name for v in VIEWS if v.needs != "capture"}
+    with duckdb.connect() as connection:
+        for view in VIEWS:
+            written = connection.from_parquet(str(tmp_path / "a" / f"{view.name}.parquet"))
+            assert written.columns == list(view.names)
+            assert [str(kind) for kind in written.types] == [column.type for column in view.columns]
+        samples = connection.from_parquet(str(tmp_path / "b" / "samples.parquet"))
+        assert samples.filter("metric = 'tpot_ms'").aggregate("median(value)").fetchall() == [(10.0,)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--to", "parquet"], "--to parquet: needs -o DIR"),
+        (["--to", "parquet", "-o", "{}"], "is not an empty directory"),
+    ],
+)
+def test_parquet_needs_a_directory_of_its_own(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = nsys_capture(tmp_path)
+    assert main(["export", str(path), *(word.format(tmp_path) for word in words)]) == 2
+    assert said in capsys.readouterr().err
 
 
 NUMBERS = {
