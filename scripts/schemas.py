@@ -20,6 +20,8 @@ import msgspec
 from llm_perf_opt.capture.allocations import SnapshotDocument
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.capture.window import TimelineWindow
+from llm_perf_opt.commands.doctor import DoctorDocument
+from llm_perf_opt.commands.export import ExportDocument
 from llm_perf_opt.compare.bisect.document import BisectDocument
 from llm_perf_opt.compare.comparison import CompareDocument
 from llm_perf_opt.core.documents import ClockDocument, InputSample, MetricsDocument
@@ -28,13 +30,17 @@ from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis
 from llm_perf_opt.model.static.document import PredictionsDocument, StaticDocument
 from llm_perf_opt.optimize.document import OptimizeDocument
 from llm_perf_opt.optimize.server.document import OptimizeServerDocument
+from llm_perf_opt.pipeline.analyze.kernels import KernelSummaryDocument
+from llm_perf_opt.pipeline.catalogue import RunRow
 from llm_perf_opt.pipeline.jobs.record import JobsDocument
 from llm_perf_opt.pipeline.plan import PlanDocument
+from llm_perf_opt.pipeline.run_result import RunResult
 from llm_perf_opt.pipeline.stores import SyncDocument
 from llm_perf_opt.pipeline.sweep import SweepDocument
 from llm_perf_opt.serving.requests.records import SlowDocument
 from llm_perf_opt.serving.results import BenchDocument
 from llm_perf_opt.serving.startup.records import StartupDocument
+from llm_perf_opt.system.json_output import ErrorDocument
 from llm_perf_opt.workload.gallery import GalleryInfo
 from llm_perf_opt.workload.outputs import PredictionLine
 
@@ -47,9 +53,13 @@ DOCUMENTS: dict[str, Any] = {
     "bench": BenchDocument,
     "compare": CompareDocument,
     "diagnosis": Diagnosis,
+    "doctor": DoctorDocument,
+    "error": ErrorDocument,
+    "export": ExportDocument,
     "bisect": BisectDocument,
     "gallery_info": GalleryInfo,
     "gpu_samples": ClockDocument,
+    "kernel_summary": KernelSummaryDocument,
     "kernels": NcuAnalysis,
     "inputs": list[InputSample],
     "jobs": JobsDocument,
@@ -63,6 +73,9 @@ DOCUMENTS: dict[str, Any] = {
     "prediction_line": PredictionLine,
     "predictions": PredictionsDocument,
     "startup": StartupDocument,
+    "run_result": RunResult,
+    "runs": list[RunRow],
+    "runs_selected": list[dict[str, str | float | None]],
     "static": StaticDocument,
     "sweep": SweepDocument,
     "sync": SyncDocument,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from llm_perf_opt import __version__
 from llm_perf_opt.commands.entry import run_safely
 from llm_perf_opt.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, ProfilingError, did_you_mean, print_error
+from llm_perf_opt.system.json_output import asks_for_json, print_failure, print_interrupted
 
 
 class Command(NamedTuple):
@@ -78,8 +79,12 @@ def _run(args: list[str]) -> int:
         return _dispatch(args)
     except ProfilingError as error:
         print_error(error)
+        if asks_for_json(args):
+            print_failure(error)
         return error.exit_code
     except KeyboardInterrupt:
+        if asks_for_json(args):
+            print_interrupted()
         return EXIT_INTERRUPTED
 
 

@@ -5,8 +5,6 @@ nsys reports (.nsys-rep, needs nsys to export), exports (.sqlite) and kernel sum
 of `vllm bench serve` and aiperf (.json); the run directory of `llm-perf bench`, whose slowest requests are explained.
 
 What a capture cannot say of itself: the model and hardware behind it, and its times without a profiler.
-
-Prints one JSON object to the standard output, whatever encoding that has.
 """
 
 import argparse
@@ -21,7 +19,7 @@ from llm_perf_opt.config.arguments import command_parser
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.planning.capture_context import CLEAN, CaptureContext, context_stages
 from llm_perf_opt.system.arrays import load_numpy
-from llm_perf_opt.system.terminal import print_json
+from llm_perf_opt.system.json_output import print_json
 
 
 def split_context(args: argparse.Namespace) -> CaptureContext:

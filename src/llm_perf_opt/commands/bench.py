@@ -6,6 +6,7 @@ from pathlib import Path
 
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from llm_perf_opt.pipeline.bench.config import read_config
+from llm_perf_opt.system.json_output import asks_for_json, print_interrupted, print_json, text_to_stderr, without_json
 
 HELP = """\
 llm-perf bench [URL] [OVERRIDE ...] [ARGUMENTS OF vllm bench serve]
@@ -32,6 +33,7 @@ examples:
   load.output_tokens=128   length of the answers; load.ignore_eos=true
   capture.tool=nsys        another start under nsys, with a window
   capture.tool=engine      the server's own /start_profile
+  --json                   print the results (docs/schemas/bench.schema.json)
 
 Requests go to the given address alone. Every key: docs/serving.md.
 """
@@ -41,13 +43,22 @@ def main(argv: Sequence[str]) -> int:
     if "-h" in argv or "--help" in argv:
         print(HELP, end="")
         return EXIT_OK
-    config = read_config(argv, user_dir=Path.cwd())
+    as_json = asks_for_json(argv)
+    config = read_config(without_json(argv), user_dir=Path.cwd())
     from llm_perf_opt.pipeline.bench.run import run_bench
     from llm_perf_opt.runners.profile_orchestrator import terminate_like_interrupt
 
     with terminate_like_interrupt():
         try:
-            return EXIT_OK if run_bench(config) else EXIT_FAILED
+            with text_to_stderr(as_json):
+                done = run_bench(config)
         except KeyboardInterrupt:
             print("interrupted: the server was ended, the results so far are kept", file=sys.stderr)
+            if as_json:
+                print_interrupted()
             return EXIT_INTERRUPTED
+    if as_json:
+        import msgspec
+
+        print_json(msgspec.to_builtins(done.document()))
+    return EXIT_FAILED if done.problems else EXIT_OK

@@ -279,7 +279,7 @@ def _show(document: "BisectDocument", folder: Path, *, as_json: bool) -> None:
     if as_json:
         import msgspec
 
-        from llm_perf_opt.system.terminal import print_json
+        from llm_perf_opt.system.json_output import print_json
 
         print_json(msgspec.to_builtins(document))
     else:

@@ -267,7 +267,7 @@ def _print(found: "CompareDocument", args: argparse.Namespace) -> None:
     if args.json:
         import msgspec
 
-        from llm_perf_opt.system.terminal import print_json
+        from llm_perf_opt.system.json_output import print_json
 
         print_json(msgspec.to_builtins(found))
     elif args.markdown:

@@ -3,14 +3,15 @@
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from llm_perf_opt.config.arguments import command_parser
 from llm_perf_opt.core.host import Host, Tool
-from llm_perf_opt.core.manifest import strict_json
 from llm_perf_opt.pipeline.preflight import RUN_EXTRA, too_old
 from llm_perf_opt.profiling.vendor.tools import importer_trouble, probe_host
+from llm_perf_opt.system.json_output import print_json
 from llm_perf_opt.system.process import allowed_environment
 
 MIN_FREE_BYTES = 5 * 1024**3
@@ -127,19 +128,24 @@ def _nvtx(host: Host) -> Check:
     return Check(name="nvtx", ok=True, value=version)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DoctorDocument:
+    """What `llm-perf doctor --json` prints."""
+
+    schema_version: Literal[1] = 1
+    host: Host
+    checks: tuple[Check, ...]
+
+
 def main(argv: Sequence[str]) -> int:
     examples = ["llm-perf doctor", "llm-perf doctor --json"]
     parser = command_parser("doctor", "What this machine can do, and how to fix what it cannot.", examples)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object (docs/schemas/doctor.schema.json)")
     args = parser.parse_args(argv)
     host = probe_host(env=allowed_environment(os.environ), disk=Path.cwd())
     checks = diagnose(host)
     if args.json:
-        print(
-            strict_json(
-                {"host": asdict(host), "checks": [asdict(check) for check in checks]}, indent=2, ensure_ascii=True
-            )
-        )
+        print_json(DoctorDocument(host=host, checks=tuple(checks)))
         return 0
     _print(checks)
     return 0

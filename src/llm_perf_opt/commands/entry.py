@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self, TextIO, cast
 
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK
+from llm_perf_opt.system.json_output import asks_for_json, print_error_document
 from llm_perf_opt.system.terminal import PrintableStream
 
 LONGEST_LINE = 300
@@ -22,23 +23,30 @@ LONGEST_LINE = 300
 
 def run_safely(main: Callable[[list[str]], int], argv: Sequence[str]) -> int:
     """Run a command; whatever happens inside it, the answer is an exit code."""
-    with _safe_streams(), LastResort() as last:
-        try:
-            code = main(list(argv))
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # The reader went away (`| head`); what is left to print has nowhere to go.
-            _print_no_more()
-            return EXIT_OK
-        except OSError as error:
-            # A full disk, most likely, be it under the standard output or under a file.
-            print(f"error: reading or writing failed ({error})", file=sys.stderr)
-            if not _can_print():
+    as_json = asks_for_json(argv)
+    with _safe_streams():
+        with LastResort() as last:
+            try:
+                code = main(list(argv))
+                sys.stdout.flush()
+            except BrokenPipeError:
+                # The reader went away (`| head`); what is left to print has nowhere to go.
                 _print_no_more()
-            return EXIT_FAILED
-        return code
-    assert last.caught is not None
-    return EXIT_FAILED
+                return EXIT_OK
+            except OSError as error:
+                # A full disk, most likely, be it under the standard output or under a file.
+                message = f"reading or writing failed ({error})"
+                print(f"error: {message}", file=sys.stderr)
+                if not _can_print():
+                    _print_no_more()
+                elif as_json:
+                    print_error_document("failed", [message], EXIT_FAILED)
+                return EXIT_FAILED
+            return code
+        assert last.caught is not None
+        if as_json:
+            print_error_document("not_foreseen", [last.caught], EXIT_FAILED)
+        return EXIT_FAILED
 
 
 class LastResort:

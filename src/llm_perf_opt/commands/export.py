@@ -4,16 +4,20 @@ tables as Parquet.
 The last two need their package (extras `mlflow` and `wandb`), which is imported only when asked for.
 """
 
+import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
 from llm_perf_opt.config.arguments import command_parser, written_by
 from llm_perf_opt.errors import EXIT_OK, ConfigError, ToolError
 from llm_perf_opt.pipeline.index import IndexedRun, index_run
 from llm_perf_opt.report.render.openmetrics import render_openmetrics
 from llm_perf_opt.system.files import write_page
+from llm_perf_opt.system.json_output import print_json, text_to_stderr
 
 TEXTS = ("prometheus", "openmetrics")
 PARQUET = "parquet"
@@ -29,6 +33,18 @@ MLFLOW_HINT = (
     "keep a file of its own"
 )
 WANDB_HINT = "log in with `wandb login`, or set WANDB_MODE=offline and sync later"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportDocument:
+    """What `llm-perf export --json` prints: the numbers of a run, and where they went (`file`: None for a service)."""
+
+    schema_version: Literal[1] = 1
+    run_dir: str
+    target: str
+    file: str | None
+    labels: Mapping[str, str]
+    numbers: Mapping[str, float]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,10 +64,24 @@ def main(argv: Sequence[str]) -> int:
         help="file for prometheus or openmetrics (default: print), folder for parquet",
     )
     parser.add_argument("--project", default="llm-perf", metavar="NAME", help="experiment of MLflow, project of W&B")
+    parser.add_argument("--json", action="store_true", help="print what was sent (docs/schemas/export.schema.json)")
     args = parser.parse_args(argv)
+    if args.json and args.to in TEXTS and args.output is None:
+        raise ConfigError(f"--json: the text of --to {args.to} goes to the same place, allowed: with -o FILE")
     if args.to == PARQUET:
         return _to_parquet(args.run, args.output)
     run = index_run(args.run)
+    with text_to_stderr(args.json):
+        _export(run, args)
+    if args.json:
+        file = None if args.output is None else str(args.output)
+        print_json(
+            ExportDocument(run_dir=run.path, target=args.to, file=file, labels=run.labels, numbers=numbers_of(run))
+        )
+    return EXIT_OK
+
+
+def _export(run: IndexedRun, args: argparse.Namespace) -> None:
     if args.to in PACKAGES:
         if args.output is not None:
             raise ConfigError(f"-o: has no effect with --to {args.to}, allowed: with {' or '.join(TEXTS)}")
@@ -65,17 +95,16 @@ def main(argv: Sequence[str]) -> int:
             send(package, run, args.project)
         except refusal as error:
             raise ToolError(f"--to {args.to}: {str(error).partition('. ')[0].rstrip('.')}; {hint}") from error
-        return EXIT_OK
+        return
     labels = {name: run.labels[name] for name in LABELS if run.labels[name]}
     text = render_openmetrics(run.numbers, labels, strict=args.to == "openmetrics")
     if args.output is None:
         print(text, end="")
-        return EXIT_OK
+        return
     # A collector must not read half a file.
     with written_by("-o", args.output):
         write_page(args.output, text)
     print(f"written: {args.output}", file=sys.stderr)
-    return EXIT_OK
 
 
 def _to_parquet(source: Path, folder: Path | None) -> int:

@@ -378,7 +378,7 @@ def _print(document: OptimizeDocument, args: argparse.Namespace, text: str, fold
     if args.json:
         import msgspec
 
-        from llm_perf_opt.system.terminal import print_json
+        from llm_perf_opt.system.json_output import print_json
 
         print_json(msgspec.to_builtins(document))
     else:

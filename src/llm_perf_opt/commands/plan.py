@@ -7,7 +7,6 @@ from pathlib import Path
 
 import yaml
 
-from llm_perf_opt.commands.predict import print_json
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from llm_perf_opt.model.estimate.parallel import Layout
@@ -30,7 +29,8 @@ from llm_perf_opt.planning.plan_table import PlanResult, render_plan
 from llm_perf_opt.planning.predict_request import LARGEST_NUMBER, Case, Request, parse_request
 from llm_perf_opt.planning.prediction import Row
 from llm_perf_opt.planning.prediction_files import write_csv, write_plot
-from llm_perf_opt.planning.predictions import Subject, find_hardware, predict_row, subjects
+from llm_perf_opt.planning.predictions import Subject, find_hardware, predict_row, predictions_document, subjects
+from llm_perf_opt.system.json_output import print_json
 
 HELP = """\
 llm-perf plan [OVERRIDE ...] [--ttft-ms MS] [--tpot-ms MS] [--context TOKENS]
@@ -113,7 +113,7 @@ def main(argv: Sequence[str]) -> int:
     if "--plot" in request.options:
         write_plot(answer.kept, Path(request.options["--plot"]).expanduser())
     if "--json" in request.flags:
-        print_json(answer.kept)
+        print_json(predictions_document(answer.kept))
     else:
         name = request.paths[0] if request.paths else "MODEL"
         text = render_plan(

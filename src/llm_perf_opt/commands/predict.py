@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llm_perf_opt.config.paths import conf_dir
-from llm_perf_opt.core.manifest import strict_json
 from llm_perf_opt.errors import EXIT_OK
 from llm_perf_opt.planning.predict_request import parse_request
-from llm_perf_opt.planning.prediction import BY_KEY, Row, sorted_rows
+from llm_perf_opt.planning.prediction import BY_KEY, sorted_rows
 from llm_perf_opt.planning.prediction_files import write_csv, write_plot
 from llm_perf_opt.planning.prediction_table import WIDTH, render_table
 from llm_perf_opt.planning.predictions import predict_rows, predictions_document
+from llm_perf_opt.system.json_output import print_json
 from llm_perf_opt.system.terminal import screen_width
 
 HELP = """\
@@ -72,12 +72,7 @@ def main(argv: Sequence[str]) -> int:
     if "--plot" in request.options:
         write_plot(rows, Path(request.options["--plot"]).expanduser())
     if "--json" in request.flags:
-        print_json(rows)
+        print_json(predictions_document(rows))
     else:
         print(render_table(rows, is_wide="--wide" in request.flags, width=screen_width() or WIDTH), end="")
     return EXIT_OK
-
-
-def print_json(rows: Sequence[Row]) -> None:
-    sys.stdout.write(strict_json(predictions_document(rows), indent=2, ensure_ascii=True))
-    print()

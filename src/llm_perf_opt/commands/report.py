@@ -10,9 +10,11 @@ from llm_perf_opt.config.arguments import command_parser
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.system.files import real_path
+from llm_perf_opt.system.json_output import print_json, text_to_stderr
 
 PAGE = "report.html"
 RUNS_DIR = Path("tmp/runs")
+JSON_HELP = "print the run's stages, numbers and diagnosis as one JSON object (docs/schemas/run_result.schema.json)"
 # What a desktop of Linux tells its programs; without one there is nobody to show a page to.
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 
@@ -21,6 +23,7 @@ def main(argv: Sequence[str]) -> int:
     parser = command_parser("report", "Render the reports of a run again.", ["llm-perf report tmp/runs/demo"])
     parser.add_argument("run_dir", type=Path, help="the directory of a run, with its manifest.json")
     parser.add_argument("--open", action="store_true", help="show the report afterwards")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     args = parser.parse_args(argv)
     from llm_perf_opt.core.manifest import read_manifest
     from llm_perf_opt.report.write import write_view
@@ -31,10 +34,14 @@ def main(argv: Sequence[str]) -> int:
         view, paths = write_view(args.run_dir)
     for text in view.damage:
         print(f"warning: {text}", file=sys.stderr)
-    for path in paths:
-        print(path)
+    if not args.json:
+        for path in paths:
+            print(path)
     if args.open:
-        show_page(args.run_dir / PAGE)
+        with text_to_stderr(args.json):
+            show_page(args.run_dir / PAGE)
+    if args.json:
+        _print_result(args.run_dir)
     return EXIT_OK
 
 
@@ -47,13 +54,23 @@ def main_open(argv: Sequence[str]) -> int:
     )
     parser.add_argument("run_dir", nargs="?", type=Path, help=f"a run, or a folder of runs (default: {RUNS_DIR})")
     parser.add_argument("--print", action="store_true", help="only print where it is")
+    parser.add_argument("--json", action="store_true", help=f"only that: {JSON_HELP}")
     args = parser.parse_args(argv)
     page = newest_page(args.run_dir or RUNS_DIR)
+    if args.json:
+        _print_result(page.parent)
+        return EXIT_OK
     if args.print:
         print(page)
         return EXIT_OK
     show_page(page)
     return EXIT_OK
+
+
+def _print_result(run_dir: Path) -> None:
+    from llm_perf_opt.pipeline.run_result import read_run_result
+
+    print_json(read_run_result(run_dir))
 
 
 def newest_page(place: Path) -> Path:

@@ -34,6 +34,7 @@ examples:
   model=NAME           the model it runs: bounds, utilisation and waterfall
   workload.duration_s  ends a program that does not end by itself
   --open               shows the report when the run has ended
+  --json               prints the result (docs/schemas/run_result.schema.json)
 
 The program gets no standard input; one that reads a file:
 llm-perf run -- sh -c 'python my_script.py < FILE'

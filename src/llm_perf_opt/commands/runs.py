@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     parser = command_parser("runs", "List runs with their times; sweeps are looked into.", examples)
     where = f"a folder here or in a store (s3://…); default: {DEFAULT_DIR}"
     parser.add_argument("dir", nargs="?", default=str(DEFAULT_DIR), help=where)
-    parser.add_argument("--json", action="store_true", help="print one JSON array")
+    parser.add_argument("--json", action="store_true", help="print one JSON array (docs/schemas/runs.schema.json)")
     parser.add_argument(
         "--where",
         action="append",

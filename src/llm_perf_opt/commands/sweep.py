@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from llm_perf_opt.pipeline.jobs.states import JobState, job_states, remove_pickl
 from llm_perf_opt.pipeline.sweep import METRICS, OBJECTIVES, SweepDocument, SweptRun, build_sweep, is_near_front
 from llm_perf_opt.report.compare.trends import Chart, ChartPoint, RunsTable, render_runs_page, report_link
 from llm_perf_opt.system.files import real_path, write_page
+from llm_perf_opt.system.json_output import JSON, print_json
 from llm_perf_opt.system.lock import is_locked, remove_left_lock
 from llm_perf_opt.system.secrets.shapes import REDACTED
 from llm_perf_opt.system.terminal import printable, terminal_table
@@ -42,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
     resume.add_argument("dir", type=Path, help="the directory of the sweep, such as tmp/runs/sweep-…")
     resume.add_argument("overrides", nargs="*", help="secrets that were not recorded, or another launcher=…")
     resume.add_argument("--trust", action="store_true", help="run what somebody else's sweep says")
+    resume.add_argument("--json", action="store_true", help="then print the sweep as `sweep report --json` does")
     args = parser.parse_args(argv)
     return _report(args) if args.what == "report" else _resume(args)
 
@@ -52,17 +55,9 @@ def _report(args: argparse.Namespace) -> int:
         raise ConfigError(f"--objectives: none given (got {args.objectives!r}), allowed: names of numbers, with commas")
     read = read_sweep(args.dir)
     _require_numbers(objectives, read.runs)
-    found = build_sweep(read.runs, objectives=objectives, states=read.states, jobs=read.jobs)
-    write_json(args.dir / "sweep.json", found)
-    for name, text in (
-        ("sweep.md", render_md(found, read.notes)),
-        ("sweep.html", render_html(found, read.notes, args.dir / "sweep.html")),
-    ):
-        write_page(args.dir / name, text)
+    found = _written(args.dir, read, objectives)
     if args.json:
         import msgspec
-
-        from llm_perf_opt.system.terminal import print_json
 
         print_json(msgspec.to_builtins(found))
     else:
@@ -76,6 +71,25 @@ def _report(args: argparse.Namespace) -> int:
             print(f"note: {note}")
         print(f"written: {args.dir / 'sweep.html'}")
     return EXIT_FAILED if all(run.state in ("failed", "missing") for run in found.runs) else EXIT_OK
+
+
+def _written(folder: Path, read: "ReadSweep", objectives: Sequence[str]) -> SweepDocument:
+    """The sweep's document, after it and its pages were written."""
+    found = build_sweep(read.runs, objectives=objectives, states=read.states, jobs=read.jobs)
+    write_json(folder / "sweep.json", found)
+    for name, text in (
+        ("sweep.md", render_md(found, read.notes)),
+        ("sweep.html", render_html(found, read.notes, folder / "sweep.html")),
+    ):
+        write_page(folder / name, text)
+    return found
+
+
+def print_sweep(folder: Path) -> None:
+    """Print the runs of a sweep as JSON."""
+    import msgspec
+
+    print_json(msgspec.to_builtins(_written(folder, read_sweep(folder), OBJECTIVES)))
 
 
 def _require_numbers(objectives: Sequence[str], runs: Sequence[IndexedRun]) -> None:
@@ -105,13 +119,16 @@ def _resume(args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.dir}: its submitter is still at work; end it first, or wait")
     states = job_states(folder, document)
     todo = tuple(state.number for state in states if state.state in ("missing", "planned", "failed"))
-    print(f"{args.dir}: {describe(states)}; to be run: {len(todo)}", flush=True)
+    stream = sys.stderr if args.json else sys.stdout
+    print(f"{args.dir}: {describe(states)}; to be run: {len(todo)}", file=stream, flush=True)
     remove_pickles(folder)
     # A job that was killed after its last stage is done, and nobody takes its lock again.
     for job, state in zip(document.jobs, states, strict=True):
         if state.state == "ok":
             remove_left_lock(folder / job.folder)
     if not todo:
+        if args.json:
+            print_sweep(folder)
         return EXIT_OK
     given = {override_key(word) for word in args.overrides}
     kept = [word for word in document.arguments if word.startswith("-") or override_key(word) not in given]
@@ -121,7 +138,8 @@ def _resume(args: argparse.Namespace) -> int:
     kept = [word for word in kept if override_key(word) != "hydra.sweep.dir"]
     if document.user_dir and Path(document.user_dir).is_dir():
         os.chdir(document.user_dir)
-    return run_hydra(parse_arguments([*kept, *args.overrides, f'hydra.sweep.dir="{folder}"']), only=todo)
+    as_json = [JSON] if args.json else []
+    return run_hydra(parse_arguments([*kept, *args.overrides, f'hydra.sweep.dir="{folder}"', *as_json]), only=todo)
 
 
 @dataclass(frozen=True, kw_only=True)

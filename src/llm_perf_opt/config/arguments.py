@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from llm_perf_opt.config.legacy import notice, translate
 from llm_perf_opt.errors import ConfigError, did_you_mean
+from llm_perf_opt.system.json_output import JSON
 
 # Flags whose value is the next word. `--info` may have one; without it means `all`, which is written out, or argparse
 # would take the first override for its value.
@@ -59,7 +60,7 @@ def written_by(option: str, path: Path) -> Iterator[None]:
 class Arguments:
     """`implied` are the overrides a command stands for; what the user gave comes after them and wins.
 
-    `opens`: the report is shown when the run has ended.
+    `opens`: the report is shown when the run has ended. `as_json`: its result is printed as JSON.
     """
 
     flags: tuple[str, ...]
@@ -67,6 +68,7 @@ class Arguments:
     overrides: tuple[str, ...]
     notice: str | None
     opens: bool = False
+    as_json: bool = False
 
     @property
     def config_name(self) -> str | None:
@@ -80,7 +82,7 @@ class Arguments:
 
 def parse_arguments(argv: Sequence[str], *, implied: Sequence[str] = ()) -> Arguments:
     """Sort the words of a command line, translate old keys, and keep bare commas outside a sweep."""
-    flags, given = _sorted([word for word in argv if word != OPEN])
+    flags, given = _sorted([word for word in argv if word not in (OPEN, JSON)])
     if any(flag.partition("=")[0] == _RERUN for flag in flags):
         raise ConfigError(f"{_RERUN}: refused, it runs what a pickled file holds, allowed: run.resume=<run dir>")
     _refuse_unknown(flags, given)
@@ -102,6 +104,7 @@ def parse_arguments(argv: Sequence[str], *, implied: Sequence[str] = ()) -> Argu
         else tuple(_quote_letters(_quote_commas(override)) for override in opened),
         notice=notice((*changed, *translated.changed)),
         opens=OPEN in argv,
+        as_json=JSON in argv,
     )
 
 
@@ -190,7 +193,7 @@ def _refuse_unknown(flags: Sequence[str], given: Sequence[str]) -> None:
         name, sign, value = flag.partition("=")
         if not name.startswith("--") or name in _LONG_FLAGS:
             continue
-        near = did_you_mean(name, (*_LONG_FLAGS, OPEN), cutoff=0.8)
+        near = did_you_mean(name, (*_LONG_FLAGS, OPEN, JSON), cutoff=0.8)
         if not near or name.startswith("--experiment"):
             value = value if sign else next((word for word in given if "=" not in word), "…")
             near = f"; settings have no dashes: {name.removeprefix('--').replace('-', '_')}={value}"

@@ -116,8 +116,8 @@ class Job:
             free_room=free_room,
         )
 
-    def show(self, plan_file: Path | None) -> int:
-        """Show what would be run, and write it to a file where one is asked for; returns the exit code.
+    def show(self, plan_file: Path | None) -> "ShownPlan":
+        """Show what would be run, and write it to a file where one is asked for.
 
         A plan that cannot be run as it is, is bad input.
         """
@@ -132,14 +132,12 @@ class Job:
             for argv in commands[step.name]:
                 folder = shlex.quote(str(self.artifacts.root / step.name))
                 self.console.say(f"  mkdir -p {folder} && {shlex.join(argv)}")
-        written = ""
-        if plan_file is not None:
-            document = json.loads(strict_json(self.plan.document(commands)))
-            written = f"; the plan is in {write_json(plan_file, self.redactor.tree(document))}"
+        document = self.redactor.tree(json.loads(strict_json(self.plan.document(commands))))
+        written = "" if plan_file is None else f"; the plan is in {write_json(plan_file, document)}"
         blocked = [step.name for step in self.plan.stages if step.will_fail]
         cannot = f"; it cannot run as it is ({', '.join(blocked) or 'see above'})" if blocked or self.problems else ""
         self.console.say(f"nothing was run{written}{cannot}")
-        return EXIT_BAD_INPUT if cannot else EXIT_OK
+        return ShownPlan(exit_code=EXIT_BAD_INPUT if cannot else EXIT_OK, document=document)
 
     def _would_run(self, step: PlannedStage) -> str:
         if self.previous is None:
@@ -308,6 +306,14 @@ class Job:
                 continue
             for obstacle in step.obstacles:
                 self.console.say(f"{step.name}: {'cannot run' if obstacle.blocking else 'note'}: {obstacle}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownPlan:
+    """A dry run: its exit code, and its plan as plain data without secrets (docs/schemas/plan.schema.json)."""
+
+    exit_code: int
+    document: Any
 
 
 def _is_uuid(given: str, uuid: str) -> bool:

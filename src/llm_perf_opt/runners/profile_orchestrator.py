@@ -7,12 +7,12 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.commands.entry import LastResort, run_safely
 from llm_perf_opt.commands.report import PAGE, show_page
@@ -20,6 +20,15 @@ from llm_perf_opt.commands.run import declares_model
 from llm_perf_opt.config.arguments import Arguments, parse_arguments
 from llm_perf_opt.core.names import BUILT_IN, MANIFEST_FILE, PLAN_FILE
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, ProfilingError, print_error
+from llm_perf_opt.system.json_output import (
+    JSON,
+    asks_for_json,
+    print_error_document,
+    print_failure,
+    print_interrupted,
+    print_json,
+    text_to_stderr,
+)
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -27,6 +36,8 @@ if TYPE_CHECKING:
     from llm_perf_opt.config.schema import AppConfig
     from llm_perf_opt.pipeline.compose import Given
 
+# Flags of Hydra that print text and run nothing.
+HYDRA_TEXTS = ("--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "--version")
 INFER_OVERRIDES = (
     "pipeline.static_analysis.enable=false",
     "pipeline.torch_profiler.enable=false",
@@ -50,6 +61,7 @@ examples:
   run.resume=RUN_DIR   runs only what is missing, failed or changed
   model.weights=random takes real geometry, without weights to download
   --open               shows the report when the run has ended
+  --json               prints the result (docs/schemas/run_result.schema.json)
   -m, --multirun       runs every combination of lists with commas;
                        launcher=slurm_h200 or ray sends the jobs there
   --cfg job            prints every key with its value
@@ -68,6 +80,7 @@ def main(argv: Sequence[str], *, implied: Sequence[str] = ()) -> int:
     if "--help" in argv or "-h" in argv:
         print(HELP, end="")
         return EXIT_OK
+    as_json = asks_for_json(argv)
     try:
         arguments = parse_arguments(argv, implied=implied)
         if arguments.notice:
@@ -75,9 +88,13 @@ def main(argv: Sequence[str], *, implied: Sequence[str] = ()) -> int:
         return run_hydra(arguments)
     except ProfilingError as error:
         print_error(error)
+        if as_json:
+            print_failure(error)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted: every process of the run was ended, the manifest is complete", file=sys.stderr)
+        if as_json:
+            print_interrupted()
         return EXIT_INTERRUPTED
 
 
@@ -86,7 +103,64 @@ def run_hydra(arguments: Arguments, *, only: tuple[int, ...] | None = None) -> i
 
     `only`: of a sweep that was begun, the jobs to do again.
     """
+    _refuse_json_of_hydra(arguments)
+    with text_to_stderr(arguments.as_json):
+        outcome = _run_hydra(arguments, only)
+    if arguments.as_json:
+        _print_outcome(outcome)
+    return outcome.exit_code
+
+
+def _refuse_json_of_hydra(arguments: Arguments) -> None:
+    """Hydra answers its own flags with text."""
+    shown = [flag for flag in arguments.flags if flag.partition("=")[0] in HYDRA_TEXTS]
+    if arguments.as_json and shown:
+        raise ConfigError(f"{JSON}: has no effect with {shown[0]}, which prints text; leave one of them out")
+
+
+def _print_outcome(outcome: "HydraOutcome") -> None:
+    """A sweep's runs, a dry run's plan, a run's result, or why there is none."""
+    if outcome.sweep_dir is not None:
+        from llm_perf_opt.commands.sweep import print_sweep
+
+        print_sweep(outcome.sweep_dir)
+        return
+    (end,) = outcome.ends
+    if end.error is not None:
+        print_failure(end.error)
+    elif end.not_foreseen is not None:
+        print_error_document("not_foreseen", [end.not_foreseen], end.exit_code)
+    elif end.plan is not None:
+        print_json(end.plan)
+    else:
+        from llm_perf_opt.pipeline.run_result import read_run_result
+
+        print_json(read_run_result(end.run_dir))
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEnd:
+    """How one job of Hydra ended; `plan` is that of a dry run."""
+
+    run_dir: Path
+    exit_code: int
+    plan: Any = None
+    error: ProfilingError | None = None
+    not_foreseen: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HydraOutcome:
+    """What a call of Hydra came to; `ends` are those of the jobs that ran in this process."""
+
+    exit_code: int
+    ends: tuple[JobEnd, ...]
+    sweep_dir: Path | None
+
+
+def _run_hydra(arguments: Arguments, only: tuple[int, ...] | None) -> HydraOutcome:
     import hydra
+    from hydra.core.hydra_config import HydraConfig
 
     from llm_perf_opt.config.paths import conf_dir
     from llm_perf_opt.pipeline.compose import (
@@ -112,7 +186,7 @@ def run_hydra(arguments: Arguments, *, only: tuple[int, ...] | None = None) -> i
         # Presets of the user's own may leave out keys of their stage; which keys a model has, its own preset says.
         overrides = open_known_keys(overrides, below="pipeline.")
     given = Given(overrides=arguments.overrides, implied=arguments.implied)
-    codes: list[int] = []
+    ends: list[JobEnd] = []
     started: list[str] = []
 
     def task(cfg: "DictConfig") -> None:
@@ -120,9 +194,10 @@ def run_hydra(arguments: Arguments, *, only: tuple[int, ...] | None = None) -> i
         # Hydra prints an exception of a job as a stack trace, so a job reports through its exit code. A launcher may
         # have taken this to another machine, where nobody reads the code: there the run directory says how it ended.
         with LastResort() as last, terminate_like_interrupt():
-            codes.append(run_job(cfg, given, opens=arguments.opens))
+            ends.append(run_job(cfg, given, opens=arguments.opens))
         if last.caught is not None:
-            codes.append(EXIT_FAILED)
+            run_dir = Path(HydraConfig.get().runtime.output_dir)
+            ends.append(JobEnd(run_dir=run_dir, exit_code=EXIT_FAILED, not_foreseen=last.caught))
             note_failure(last.caught)
 
     is_sweep = bool({"-m", "--multirun"} & set(arguments.flags))
@@ -143,7 +218,12 @@ def run_hydra(arguments: Arguments, *, only: tuple[int, ...] | None = None) -> i
                 f"the run directory cannot be made: {error.filename or ''} ({error.strerror or error}); set "
                 "artifacts.runs_dir or hydra.run.dir to a place you may write to"
             ) from error
-    return max([*codes, EXIT_OK if all_ok(asked.begun) else EXIT_FAILED])
+    codes = [end.exit_code for end in ends]
+    return HydraOutcome(
+        exit_code=max([*codes, EXIT_OK if all_ok(asked.begun) else EXIT_FAILED]),
+        ends=tuple(ends),
+        sweep_dir=asked.begun[0] if asked.begun else None,
+    )
 
 
 def note_failure(text: str) -> None:
@@ -160,8 +240,8 @@ def note_failure(text: str) -> None:
         path.write_text(Redactor.of(os.environ).text(text) + "\n", encoding="utf-8", errors="backslashreplace")
 
 
-def run_job(cfg: "DictConfig", given: "Given", *, opens: bool = False) -> int:
-    """One job of Hydra: everything from the composed configuration to the reports; returns the exit code."""
+def run_job(cfg: "DictConfig", given: "Given", *, opens: bool = False) -> JobEnd:
+    """One job of Hydra: everything from the composed configuration to the reports."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
@@ -174,6 +254,8 @@ def run_job(cfg: "DictConfig", given: "Given", *, opens: bool = False) -> int:
     run_dir = Path(hydra_config.runtime.output_dir)
     overrides = tuple(str(o) for o in hydra_config.overrides.task)
     is_sweep = hydra_config.mode == RunMode.MULTIRUN
+    plan: Any = None
+    failure: ProfilingError | None = None
     try:
         # A sweep and a run that is resumed have a directory of ours.
         if not is_sweep and cfg.run.get("resume") is None:
@@ -189,7 +271,8 @@ def run_job(cfg: "DictConfig", given: "Given", *, opens: bool = False) -> int:
             job = Job.prepare(config, run_dir, overrides, created_at=datetime.now(UTC), free_room=lock.free_room)
             if config.run.dry_run:
                 # The states of a sweep's jobs are read from their directories.
-                code = job.show(run_dir / PLAN_FILE if is_sweep else config.run.plan_file)
+                shown = job.show(run_dir / PLAN_FILE if is_sweep else config.run.plan_file)
+                code, plan = shown.exit_code, shown.document
             else:
                 code = job.run()
         page = run_dir / PAGE
@@ -197,13 +280,13 @@ def run_job(cfg: "DictConfig", given: "Given", *, opens: bool = False) -> int:
             show_page(page)
     except ProfilingError as error:
         print_error(error)
-        code = error.exit_code
+        code, failure = error.exit_code, error
         if not (run_dir / MANIFEST_FILE).exists():
             note_failure(str(error))
     _remove_if_empty(run_dir)
     if cfg.run.get("dry_run") and not is_sweep:
         _remove_empty_parents(run_dir, Path(hydra_config.runtime.cwd))
-    return code
+    return JobEnd(run_dir=run_dir, exit_code=code, plan=plan, error=failure)
 
 
 def _with_declared_model(config: "AppConfig", overrides: Sequence[str]) -> "AppConfig":

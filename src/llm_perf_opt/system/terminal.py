@@ -5,13 +5,12 @@ title or turn the writing direction around, so everything printed passes `printa
 space, tables fit, and colours are rich's, which keeps to NO_COLOR; elsewhere nothing is wrapped, cut or coloured.
 """
 
-import codecs
 import os
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from io import TextIOBase
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -302,12 +301,3 @@ def number_columns(rows: Sequence[Sequence[str]]) -> list[int]:
 def _is_number(text: str) -> bool:
     digits = "".join(c for c in text if c not in DASHES and c not in ",.")
     return digits.isdecimal() or text in DASHES
-
-
-def print_json(document: Mapping[str, Any]) -> None:
-    """One JSON document to the standard output: readable text where that is UTF-8, escapes where it is not."""
-    from llm_perf_opt.core.manifest import strict_json
-
-    encoding = sys.stdout.encoding
-    readable = encoding is None or codecs.lookup(encoding).name == "utf-8"
-    print(strict_json(document, indent=2, ensure_ascii=not readable))

@@ -1,13 +1,33 @@
 """`llm-perf analyze --kernels-only`: the kernel summary of one nsys export, without reading the timeline."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from llm_perf_opt.capture.readers.nsys_summary import summarize_kernels
+from llm_perf_opt.capture.rows import KernelRow
 from llm_perf_opt.core.units import or_dash
 from llm_perf_opt.errors import EXIT_OK, ConfigError
-from llm_perf_opt.system.terminal import print_json
+from llm_perf_opt.system.json_output import print_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSource:
+    """The capture a kernel summary is of."""
+
+    path: str
+    kind: Literal["nsys"] = "nsys"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSummaryDocument:
+    """What `llm-perf analyze --kernels-only --json` prints."""
+
+    schema_version: Literal[1] = 1
+    sources: tuple[KernelSource, ...]
+    kernels: tuple[KernelRow, ...]
+    notes: tuple[str, ...]
 
 
 def print_kernels(files: Sequence[Path], *, as_json: bool, top: int) -> int:
@@ -16,8 +36,8 @@ def print_kernels(files: Sequence[Path], *, as_json: bool, top: int) -> int:
         raise ConfigError("analyze --kernels-only: takes exactly one .sqlite export of nsys")
     kernels, notes = summarize_kernels(files[0])
     if as_json:
-        found = {"sources": [{"path": str(files[0]), "kind": "nsys"}], "kernels": [asdict(k) for k in kernels]}
-        print_json({**found, "notes": list(notes)})
+        source = KernelSource(path=str(files[0]))
+        print_json(KernelSummaryDocument(sources=(source,), kernels=kernels, notes=notes))
         return EXIT_OK
     print(f"{'%':>5} {'total ms':>12} {'n':>10} {'avg µs':>10} {'med µs':>10}  {'class':13} kernel")
     for k in kernels[:top]:

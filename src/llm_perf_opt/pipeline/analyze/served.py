@@ -17,8 +17,9 @@ from llm_perf_opt.report.write import write_reports
 from llm_perf_opt.serving.foreign import read_results
 from llm_perf_opt.serving.results import BENCH, BENCH_FILE, BenchDocument
 from llm_perf_opt.system.files import real_path
+from llm_perf_opt.system.json_output import print_json
 from llm_perf_opt.system.redact import Redactor
-from llm_perf_opt.system.terminal import number_columns, print_json, terminal_table
+from llm_perf_opt.system.terminal import number_columns, terminal_table
 
 
 def analyze_results(files: Sequence[Path], output: Path | None, *, as_json: bool) -> None:

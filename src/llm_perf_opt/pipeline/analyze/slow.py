@@ -10,7 +10,8 @@ from llm_perf_opt.serving.requests.records import SLOW_FILE
 from llm_perf_opt.serving.requests.sections import slow_sections
 from llm_perf_opt.serving.requests.stored import explain_run, is_load_run
 from llm_perf_opt.serving.results import BENCH
-from llm_perf_opt.system.terminal import number_columns, print_json, terminal_table
+from llm_perf_opt.system.json_output import print_json
+from llm_perf_opt.system.terminal import number_columns, terminal_table
 
 __all__ = ["analyze_load_run", "is_load_run"]
 

@@ -17,8 +17,9 @@ from llm_perf_opt.pipeline.analyze.run import require_free
 from llm_perf_opt.report.charts import steps_svg
 from llm_perf_opt.report.write import write_reports
 from llm_perf_opt.system.files import real_path
+from llm_perf_opt.system.json_output import print_json
 from llm_perf_opt.system.redact import Redactor
-from llm_perf_opt.system.terminal import number_columns, print_json, printable, terminal_table
+from llm_perf_opt.system.terminal import number_columns, printable, terminal_table
 
 STAGE = "memory_snapshot"
 DOCUMENT = "memory_snapshot.json"

@@ -187,8 +187,11 @@ class BenchRun:
         write_manifest(self.root, self.manifest, self.redactor)
 
 
-def run_bench(config: BenchConfig) -> bool:
-    """Run it and write its reports; True if nothing failed. An interrupt keeps what was measured and goes on up."""
+def run_bench(config: BenchConfig) -> BenchRun:
+    """Run it and write its reports; `problems` of what it returns says what failed.
+
+    An interrupt keeps what was measured and goes on up.
+    """
     config = replace(config, server=with_program(config.server, os.environ))
     # A file that cannot be read is bad input, not a failed run.
     recorded = read_traffic(config)
@@ -200,7 +203,7 @@ def run_bench(config: BenchConfig) -> bool:
     with locked(root, partial(print, file=sys.stderr)) as lock:
         run = _prepare(config, root, recorded)
         try:
-            return _run(run)
+            _run(run)
         except OSError as error:
             # A full disk, most likely: what was written stays, and the manifest says why there is no more.
             lock.free_room()
@@ -208,9 +211,10 @@ def run_bench(config: BenchConfig) -> bool:
             stages = [replace(s, status="failed", reason=reason) if s.name == BENCH else s for s in run.manifest.stages]
             write_manifest(root, replace(run.manifest, status="failed", stages=tuple(stages)), run.redactor)
             raise ProfilingError(f"{reason}; what was measured before is in {root}") from error
+    return run
 
 
-def _run(run: BenchRun) -> bool:
+def _run(run: BenchRun) -> None:
     config = run.config
     run.say(f"run {run.root}")
     run.save("running")
@@ -229,7 +233,6 @@ def _run(run: BenchRun) -> bool:
     if run.sent_to is not None:
         done = upload(run.root, run.sent_to)
         run.say(f"sent to {done.url}: {done.files} files, {format_bytes(done.size_bytes)}")
-    return not run.problems
 
 
 def _prepare(config: BenchConfig, root: Path, recorded: tuple[TraceSession, ...]) -> BenchRun:

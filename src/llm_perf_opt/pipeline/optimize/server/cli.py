@@ -178,7 +178,7 @@ def _redactor(config: BenchConfig, space: ServerSpace) -> Redactor:
 
 def _print(document: OptimizeServerDocument, args: argparse.Namespace, folder: Path) -> None:
     if args.json:
-        from llm_perf_opt.system.terminal import print_json
+        from llm_perf_opt.system.json_output import print_json
 
         print_json(msgspec.to_builtins(document))
     else:
