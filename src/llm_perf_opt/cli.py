@@ -48,6 +48,7 @@ COMMANDS = {
     "report": Command("commands.report", "RUN_DIR", "render a run's reports again"),
     "runs": Command("commands.runs", "[DIR]", "list, filter, sort and draw runs"),
     "sweep": Command("commands.sweep", "report|resume DIR", "a sweep's runs on one page; run what is left"),
+    "mcp": Command("commands.mcp", "[--root DIR]", "findings and figures for coding agents"),
     "export": Command("commands.export", "RUN_DIR --to WHERE", "for Prometheus, MLflow, W&B, Parquet"),
     "doctor": Command("commands.doctor", "[--json]", "what this machine can do, and remedies"),
 }

@@ -1,0 +1,12 @@
+"""An MCP server over stdio: findings, evidence and figures of captures and runs as tools for coding agents.
+
+limits      strings of captures as data, answers within a size, pages
+paths       the folders a client may name files in
+captures    captures and runs as subjects with a diagnosis, the latest kept
+answers     the records tools answer with
+tools       one method per tool; plain functions of arguments to text
+server      the tools on the official SDK
+clients     the configuration of common clients, and the shipped SKILL.md
+
+Read `tools` first. Only `server` imports the SDK (extra `mcp`).
+"""
