@@ -88,7 +88,7 @@ def test_a_section_stands_on_the_page_with_every_text_escaped_and_its_picture_in
     ]
     (uri,) = re.findall(r'<img src="data:image/svg\+xml;base64,([^"]+)" alt="steps over time"', section)
     assert base64.b64decode(uri).decode() == SVG
-    assert '<a href="timer/steps.csv">all steps</a>' in section
+    assert 'all steps: <span class="src">timer/steps.csv</span>' in section
 
 
 def test_a_plug_in_that_runs_the_model_has_its_files_checked_and_is_skipped_for_another_program(tmp_path: Path) -> None:

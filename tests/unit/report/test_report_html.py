@@ -32,9 +32,11 @@ class _Links(HTMLParser):
         self.unlabelled: list[str] = []
         self.labels: set[str] = set()
         self.inputs: list[str] = []
+        self.targets: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
+        self.targets += [v for k, v in attrs if k in ("src", "href") and v]
         if tag in ("script", "img", "iframe", "link", "source", "video", "audio"):
             self.fetched += [v for k, v in attrs if k in ("src", "href") and v and not v.startswith("data:")]
         if values.get("id"):
@@ -52,6 +54,14 @@ def test_the_page_fetches_nothing_and_is_small(page: str) -> None:
     assert not re.search(r"@import|url\((?!data:)|(src|href)=.https?:", page)
     assert len(page.encode()) < 400_000
     assert "Content-Security-Policy" in page
+
+
+def test_a_page_that_is_moved_alone_has_no_dead_link(page: str) -> None:
+    links = _Links()
+    links.feed(page)
+    assert len(links.targets) > 10
+    assert [target for target in links.targets if not target.startswith(("#", "data:", "https:"))] == []
+    assert {target[1:] for target in links.targets if target.startswith("#")} <= set(links.ids)
 
 
 def test_ids_are_unique_and_every_input_has_a_label(page: str) -> None:

@@ -63,9 +63,7 @@ if (kernelTable) {
     cell.append(make("p", "", code, " ", copy));
     if (value("module")(r)) cell.append(make("p", "small", "Launched by: " + value("module")(r)));
     if (field(r, "generated")) {
-      const link = make("a", "", field(r, "generated"));
-      link.href = field(r, "generated");
-      cell.append(make("p", "small", "Written by torch.compile: ", link));
+      cell.append(make("p", "small", "Written by torch.compile: ", make("span", "src", field(r, "generated"))));
     }
     const groups = make("div", "known");
     for (const [heading, lines] of details[rows.indexOf(r)] || []) {
