@@ -35,6 +35,7 @@ from llm_perf_opt.pipeline.catalogue import RunRow
 from llm_perf_opt.pipeline.jobs.record import JobsDocument
 from llm_perf_opt.pipeline.plan import PlanDocument
 from llm_perf_opt.pipeline.run_result import RunResult
+from llm_perf_opt.pipeline.share import SharedDocument
 from llm_perf_opt.pipeline.stores import SyncDocument
 from llm_perf_opt.pipeline.sweep import SweepDocument
 from llm_perf_opt.serving.requests.records import SlowDocument
@@ -76,6 +77,7 @@ DOCUMENTS: dict[str, Any] = {
     "run_result": RunResult,
     "runs": list[RunRow],
     "runs_selected": list[dict[str, str | float | None]],
+    "shared": SharedDocument,
     "static": StaticDocument,
     "sweep": SweepDocument,
     "sync": SyncDocument,

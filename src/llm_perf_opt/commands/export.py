@@ -1,26 +1,36 @@
-"""`llm-perf export RUN_DIR --to …`: a run's numbers for Prometheus, OpenMetrics, MLflow or Weights & Biases, or its
-tables as Parquet.
+"""`llm-perf export RUN_DIR --to …`: numbers, tables, stacks or timelines for other tools; `--share`: a copy for people.
 
-The last two need their package (extras `mlflow` and `wandb`), which is imported only when asked for.
+MLflow and Weights & Biases need their package (extras `mlflow` and `wandb`), which is imported only when asked for.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
+from llm_perf_opt.commands.json_output import print_json, text_to_stderr
 from llm_perf_opt.config.arguments import command_parser, written_by
+from llm_perf_opt.core.manifest import read_manifest
+from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import EXIT_OK, ConfigError, ToolError
 from llm_perf_opt.pipeline.index import IndexedRun, index_run
+from llm_perf_opt.pipeline.share import SharedDocument
 from llm_perf_opt.report.render.openmetrics import render_openmetrics
-from llm_perf_opt.system.files import write_page
-from llm_perf_opt.system.json_output import print_json, text_to_stderr
+from llm_perf_opt.system.files import write_whole
 
-TEXTS = ("prometheus", "openmetrics")
-PARQUET = "parquet"
+OTLP, PERFETTO, PARQUET = "otlp", "perfetto", "parquet"
+TEXTS = ("prometheus", "openmetrics", OTLP)
+STACKS = ("speedscope", "collapsed")
+SOURCES = ("host", "python", "operators")
+# What is made out of captures, in a run or not.
+OF_CAPTURES = (PERFETTO, PARQUET)
+# As every exporter of OpenTelemetry reads them.
+ENDPOINT, HEADERS = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS"
 PACKAGES = {"mlflow": "mlflow", "wandb": "wandb"}
 ARTIFACTS = ("report.html", "manifest.json")
 LABELS = ("run", "model", "device", "commit")
@@ -37,54 +47,125 @@ WANDB_HINT = "log in with `wandb login`, or set WANDB_MODE=offline and sync late
 
 @dataclass(frozen=True, kw_only=True)
 class ExportDocument:
-    """What `llm-perf export --json` prints: the numbers of a run, and where they went (`file`: None for a service)."""
+    """What `llm-perf export --json` prints: what went where (`file`: None for a service).
+
+    `numbers` are those of a run, sent or not; `shared` says what a shared copy is without.
+    """
 
     schema_version: Literal[1] = 1
-    run_dir: str
+    sources: tuple[str, ...]
     target: str
     file: str | None
+    size_bytes: int | None
     labels: Mapping[str, str]
     numbers: Mapping[str, float]
+    shared: SharedDocument | None = None
 
 
 def main(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
+    _refuse_slips(args)
+    is_run = (args.source[0] / MANIFEST_FILE).is_file() or args.to not in OF_CAPTURES
+    run = index_run(args.source[0]) if is_run else None
+    shared: SharedDocument | None = None
+    with text_to_stderr(args.json):
+        if args.share:
+            shared = _share(args)
+        elif args.to == PERFETTO:
+            _write_perfetto(args)
+        elif args.to == PARQUET:
+            _write_tables(args)
+        elif run is not None:
+            _export(run, args)
+    if args.json:
+        print_json(
+            ExportDocument(
+                sources=tuple(map(str, args.source)),
+                target=args.to or "share",
+                file=None if args.output is None else str(args.output),
+                size_bytes=None if args.output is None else _size_of(args.output),
+                labels={} if run is None else run.labels,
+                numbers={} if run is None else numbers_of(run),
+                shared=shared,
+            )
+        )
+    return EXIT_OK
+
+
+def _parser() -> argparse.ArgumentParser:
     examples = [
         "llm-perf export tmp/runs/demo --to prometheus",
-        "llm-perf export tmp/runs/demo --to openmetrics -o demo.prom",
+        "llm-perf export tmp/runs/demo --to otlp -o demo.otlp.json",
         "llm-perf export capture.sqlite --to parquet -o tables",
+        "llm-perf export --share tmp/runs/demo -o demo.zip",
     ]
-    parser = command_parser("export", "Export the numbers of a run.", examples)
-    parser.add_argument("run", type=Path, metavar="RUN_DIR", help="the directory of a run; of parquet also a capture")
-    parser.add_argument("--to", required=True, choices=[*TEXTS, PARQUET, *PACKAGES], help="where to")
+    parser = command_parser("export", "Export a run for other tools or for other people.", examples)
+    parser.add_argument(
+        "source",
+        nargs="+",
+        type=Path,
+        metavar="RUN_DIR",
+        help="the directory of a run; of perfetto and parquet also captures",
+    )
+    parser.add_argument(
+        "--to",
+        choices=[*TEXTS, *PACKAGES, *STACKS, PERFETTO, PARQUET],
+        help="numbers: prometheus, openmetrics, otlp (OpenTelemetry), mlflow, wandb; stacks: speedscope, collapsed; "
+        "timelines of all ranks in one file: perfetto; a folder with every table: parquet",
+    )
+    parser.add_argument(
+        "--share",
+        action="store_true",
+        help="a copy without secrets, host names, home directories, captures and model outputs",
+    )
+    parser.add_argument("--with-captures", action="store_true", help="with --share: captures too, redacted")
     parser.add_argument(
         "-o",
         "--output",
         type=Path,
         metavar="FILE",
-        help="file for prometheus or openmetrics (default: print), folder for parquet",
+        help="where to write; with --share a .zip, or .html for the page",
+    )
+    parser.add_argument(
+        "--stacks", choices=SOURCES, help="with collapsed: sampled host stacks, Python frames or operators of a trace"
+    )
+    parser.add_argument(
+        "--endpoint", metavar="URL", help=f"with otlp: a collector (default: ${ENDPOINT}, else the text is printed)"
     )
     parser.add_argument("--project", default="llm-perf", metavar="NAME", help="experiment of MLflow, project of W&B")
     parser.add_argument("--json", action="store_true", help="print what was sent (docs/schemas/export.schema.json)")
-    args = parser.parse_args(argv)
-    if args.json and args.to in TEXTS and args.output is None:
-        raise ConfigError(f"--json: the text of --to {args.to} goes to the same place, allowed: with -o FILE")
-    if args.to == PARQUET:
-        return _to_parquet(args.run, args.output)
-    run = index_run(args.run)
-    with text_to_stderr(args.json):
-        _export(run, args)
-    if args.json:
-        file = None if args.output is None else str(args.output)
-        print_json(
-            ExportDocument(run_dir=run.path, target=args.to, file=file, labels=run.labels, numbers=numbers_of(run))
-        )
-    return EXIT_OK
+    return parser
+
+
+def _refuse_slips(args: argparse.Namespace) -> None:
+    """Options that contradict each other or have no effect."""
+    problems = []
+    if bool(args.to) == bool(args.share):
+        problems.append("export: one of --to and --share is needed")
+    if len(args.source) > 1 and args.to != PERFETTO:
+        problems.append(f"export: one run at a time (got {len(args.source)}), allowed: several with --to {PERFETTO}")
+    if args.output is not None and args.to in PACKAGES:
+        problems.append(f"-o: has no effect with --to {args.to}, allowed: with {', '.join((*TEXTS, *STACKS))}")
+    if args.output is None and (args.share or args.to == PERFETTO):
+        problems.append("-o: a file is needed to write to")
+    if args.output is None and args.to == PARQUET:
+        problems.append(f"--to {PARQUET}: needs -o DIR, where one file for each table is written")
+    if args.json and args.output is None and args.to in (*TEXTS, *STACKS) and not _endpoint(args):
+        problems.append(f"--json: the text of --to {args.to} goes to the same place, allowed: with -o FILE")
+    if args.share and args.output is not None and args.output.suffix not in (".zip", ".html"):
+        problems.append(f"-o: allowed with --share: a name that ends with .zip or .html (got {args.output.name!r})")
+    if args.with_captures and (not args.share or (args.output is not None and args.output.suffix != ".zip")):
+        problems.append("--with-captures: has an effect with --share and a .zip only")
+    if args.stacks is not None and args.to != "collapsed":
+        problems.append("--stacks: has an effect with --to collapsed only; a speedscope file holds them all")
+    if args.endpoint is not None and (args.to != OTLP or not args.endpoint.startswith(("http://", "https://"))):
+        problems.append(f"--endpoint: the http or https address of a collector, with --to {OTLP} only")
+    if problems:
+        raise ConfigError(problems)
 
 
 def _export(run: IndexedRun, args: argparse.Namespace) -> None:
     if args.to in PACKAGES:
-        if args.output is not None:
-            raise ConfigError(f"-o: has no effect with --to {args.to}, allowed: with {' or '.join(TEXTS)}")
         package = _package(args.to)
         send, refusal, hint = (
             (_to_mlflow, package.exceptions.MlflowException, MLFLOW_HINT)
@@ -96,25 +177,134 @@ def _export(run: IndexedRun, args: argparse.Namespace) -> None:
         except refusal as error:
             raise ToolError(f"--to {args.to}: {str(error).partition('. ')[0].rstrip('.')}; {hint}") from error
         return
-    labels = {name: run.labels[name] for name in LABELS if run.labels[name]}
-    text = render_openmetrics(run.numbers, labels, strict=args.to == "openmetrics")
-    if args.output is None:
-        print(text, end="")
-        return
+    endpoint = _endpoint(args)
+    data = _stacks(run, args) if args.to in STACKS else _numbers(run, args.to)
+    if endpoint and args.output is None:
+        from llm_perf_opt.core.http import post_json
+
+        address = post_json(f"{endpoint.rstrip('/')}/v1/metrics", data, headers=os.environ.get(HEADERS, ""))
+        print(f"sent to {address}", file=sys.stderr)
+    elif args.output is None:
+        print(data.decode("utf-8"), end="")
+    else:
+        _write(args.output, data)
+
+
+def _endpoint(args: argparse.Namespace) -> str | None:
+    return (args.endpoint or os.environ.get(ENDPOINT)) if args.to == OTLP else None
+
+
+def _write(path: Path, data: bytes) -> None:
     # A collector must not read half a file.
-    with written_by("-o", args.output):
-        write_page(args.output, text)
-    print(f"written: {args.output}", file=sys.stderr)
+    with written_by("-o", path):
+        write_whole(path, data)
+    print(f"written: {path}", file=sys.stderr)
 
 
-def _to_parquet(source: Path, folder: Path | None) -> int:
-    if folder is None:
-        raise ConfigError(f"--to {PARQUET}: needs -o DIR, where one file for each table is written")
+def _numbers(run: IndexedRun, target: str) -> bytes:
+    labels = {name: run.labels[name] for name in LABELS if run.labels[name]}
+    if target == OTLP:
+        from llm_perf_opt.report.otlp import render_otlp
+
+        time_ns = int(datetime.fromisoformat(run.created_at).timestamp()) * 10**9
+        text = render_otlp(run.numbers, labels, time_ns=time_ns)
+    else:
+        text = render_openmetrics(run.numbers, labels, strict=target == "openmetrics")
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _stacks(run: IndexedRun, args: argparse.Namespace) -> bytes:
+    from llm_perf_opt.system.arrays import load_numpy
+
+    load_numpy()
+    from llm_perf_opt.report.run_files import read_run_files
+    from llm_perf_opt.report.stacks import NONE_FOUND, collapsed, host_stacks, speedscope, stack_profiles
+
+    run_dir = args.source[0]
+    manifest = read_manifest(run_dir)
+    profiles = stack_profiles(read_run_files(manifest, run_dir), host_stacks(manifest, run_dir))
+    sources = [source for source in SOURCES if any(profile.source == source for profile in profiles)]
+    if not sources:
+        raise ConfigError(f"{run_dir}: {NONE_FOUND}")
+    if args.to == "speedscope":
+        return speedscope(profiles, name=run.run_id)
+    source = args.stacks or sources[0]
+    if source not in sources:
+        raise ConfigError(f"--stacks: {run_dir} has no such stacks (got {source}), allowed: {', '.join(sources)}")
+    return collapsed([profile for profile in profiles if profile.source == source]).encode("utf-8", "backslashreplace")
+
+
+def _size_of(path: Path) -> int:
+    """Of a file, or of all files in a folder."""
+    return sum(one.stat().st_size for one in (path.iterdir() if path.is_dir() else (path,)))
+
+
+def _write_tables(args: argparse.Namespace) -> None:
     from llm_perf_opt.commands.export_tables import export_tables
 
-    for path in export_tables(source, folder):
+    for path in export_tables(args.source[0], args.output):
         print(path)
-    return EXIT_OK
+
+
+def _write_perfetto(args: argparse.Namespace) -> None:
+    """The timelines of every capture, those of a run its own."""
+    import tempfile
+
+    from llm_perf_opt.system.arrays import load_numpy
+
+    load_numpy()
+    from llm_perf_opt.capture.readers.kinds import capture_files, kind_of
+    from llm_perf_opt.capture.window import timeline_window
+    from llm_perf_opt.pipeline.analyze.read import read_captures
+    from llm_perf_opt.report.render.perfetto import render_ranks
+
+    files = [file for source in args.source for file in _captures_of(source) or capture_files(source)]
+    kinds = [kind_of(file) for file in files]
+    windows = []
+    with tempfile.TemporaryDirectory(prefix="llm-perf-export-") as scratch:
+        # Each by itself: a trace of torch and one of nsys are no two ranks.
+        for kind in dict.fromkeys(kinds):
+            own = [file for file, its in zip(files, kinds, strict=True) if its == kind]
+            for measured in read_captures(own, [kind] * len(own), Path(scratch), detailed=True).measured:
+                timeline = measured.timeline
+                rank = timeline.origin.rank
+                name = f"{'' if rank is None else f'rank {rank}, '}{timeline.kind}: {Path(timeline.source).name}"
+                operators = timeline.operators if len(timeline.operators) else None
+                windows.append((name, timeline_window(timeline, operators)))
+    if not windows:
+        raise ConfigError(f"{args.source[0]}: no capture with a timeline, allowed: nsys exports, torch traces, rocpd")
+    _write(args.output, render_ranks(windows))
+
+
+def _captures_of(source: Path) -> list[Path]:
+    """The captures a run recorded, of every rank; of anything else none."""
+    if not (source / MANIFEST_FILE).is_file():
+        return []
+    manifest = read_manifest(source)
+    files = [file.path for stage in manifest.stages for file in stage.files if file.role in ("trace", "nsys_sqlite")]
+    inside = [path for path in files if path.is_file() and path.resolve().is_relative_to(source.resolve())]
+    if not inside:
+        raise ConfigError(f"{source}: holds no capture any more; give the captures themselves")
+    return inside
+
+
+def _share(args: argparse.Namespace) -> SharedDocument:
+    from llm_perf_opt.system.arrays import load_numpy
+
+    load_numpy()
+    from llm_perf_opt.pipeline.share import share_page, share_zip
+
+    with written_by("-o", args.output):
+        if args.output.suffix == ".html":
+            document = share_page(args.source[0], args.output, os.environ)
+        else:
+            document = share_zip(args.source[0], args.output, os.environ, with_captures=args.with_captures)
+    for left in document.left_out:
+        print(f"left out: {left.path} ({left.reason})")
+    for redacted in document.redacted:
+        print(f"redacted: {redacted.path}, {'several' if redacted.places is None else redacted.places} places")
+    print(f"written: {args.output}", file=sys.stderr)
+    return document
 
 
 def numbers_of(run: IndexedRun) -> dict[str, float]:

@@ -24,26 +24,37 @@ def render_openmetrics(numbers: Mapping[str, Metric], labels: Mapping[str, str],
     """Every number as a gauge. `strict`: OpenMetrics, with units and an end; else what node_exporter collects."""
     lines = []
     for name, metric in sorted(numbers.items()):
-        if not isinstance(metric.value, int | float) or isinstance(metric.value, bool):
+        values = gauge_values(metric)
+        if not values:
             continue
         word, factor = UNITS.get(metric.unit, ("", 1.0))
         full = metric_name(name, word)
         lines += [f"# HELP {full} {_help(metric.how)}", f"# TYPE {full} gauge"]
         if strict and word:
             lines.append(f"# UNIT {full} {word}")
-        values = {"median": metric.value} if metric.spread is not None else {"value": metric.value}
-        if metric.spread is not None:
-            values |= {"p10": metric.spread.p10, "p90": metric.spread.p90}
         for stat, value in values.items():
             lines.append(f"{full}{{{_labels({**labels, 'stat': stat})}}} {_number(value * factor)}")
     return "\n".join([*lines, *(["# EOF"] if strict else [])]) + "\n"
 
 
+def gauge_values(metric: Metric) -> dict[str, float]:
+    """A number by its statistic: the median with p10 and p90, or the value; nothing of what is no number."""
+    if not isinstance(metric.value, int | float) or isinstance(metric.value, bool):
+        return {}
+    if metric.spread is None:
+        return {"value": metric.value}
+    return {"median": metric.value, "p10": metric.spread.p10, "p90": metric.spread.p90}
+
+
 def metric_name(name: str, unit: str) -> str:
     """`tpot_ms` in seconds becomes `llm_perf_tpot_seconds`."""
+    return "_".join(part for part in (PREFIX, base_name(name, unit), unit) if part)
+
+
+def base_name(name: str, unit: str) -> str:
+    """A number's name without its unit."""
     base = next((name.removesuffix(end) for end in _ENDINGS if unit and name.endswith(end)), name)
-    clean = re.sub(r"[^a-zA-Z0-9_]", "_", base)
-    return "_".join(part for part in (PREFIX, clean, unit) if part)
+    return re.sub(r"[^a-zA-Z0-9_]", "_", base)
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -29,6 +29,7 @@ CATEGORY = {LAUNCH: "launch", WAIT: "wait", CALL: "runtime call", OPERATOR: "ope
 AROUND_NS = 1_000_000_000
 # Where the numbers of a process's rows begin, times its own: a row with its number would be called its main thread.
 FIRST_ROW = 1000
+ALIGNED = "captures are aligned at the start of the prefill they show; see the names of the groups"
 NOT_ALIGNED = "own clock, not aligned with the others"
 Value = str | int | float
 
@@ -107,6 +108,21 @@ def render_perfetto(files: RunFiles) -> bytes | None:
             gc.enable()
 
 
+def render_ranks(windows: Sequence[tuple[str, TimelineWindow]]) -> bytes:
+    """One trace of several captures, each a group of rows under its name: the ranks of a job next to each other.
+
+    On the time of day where every capture has it, else each aligned at its own prefill.
+    """
+    numbers = iter(range(1, 1 << 40))
+    on_one_clock = all(window.epoch_ns for _, window in windows)
+    first_ns = min((window.epoch_ns for _, window in windows), default=0)
+    events: list[TraceEvent] = []
+    for pid, (name, window) in enumerate(windows, 1):
+        zero, how = (first_ns - window.epoch_ns, "on the time of day") if on_one_clock else (None, None)
+        events += _Capture(window, pid, numbers, zero=zero, how=how, name=name).events()
+    return _written(events, "captures on the time of day" if on_one_clock else ALIGNED)
+
+
 def _render(files: RunFiles) -> bytes:
     numbers = iter(range(1, 1 << 40))
     events: list[TraceEvent] = []
@@ -120,7 +136,10 @@ def _render(files: RunFiles) -> bytes:
     for counters in files.counters:
         pid += 1
         events += _stage_counter_events(counters.content, pid)
-    how = "captures are aligned at the start of the prefill they show; see the names of the groups"
+    return _written(events, ALIGNED)
+
+
+def _written(events: Sequence[TraceEvent], how: str) -> bytes:
     # The first time becomes zero.
     timed = [event for event in events if not isinstance(event, TraceLabel)]
     first = min((event.ts for event in timed), default=0.0)
@@ -145,9 +164,20 @@ class _Span(msgspec.Struct, frozen=True, gc=False):
 class _Capture:
     """The events of one window: rows that obey the format, arrows between them, counters."""
 
-    def __init__(self, file: TimelineWindow, pid: int, numbers: Iterator[int]) -> None:
+    def __init__(
+        self,
+        file: TimelineWindow,
+        pid: int,
+        numbers: Iterator[int],
+        *,
+        zero: int | None = None,
+        how: str | None = None,
+        name: str = "",
+    ) -> None:
         self._file, self._pid, self._numbers = file, pid, numbers
-        self._zero = origin_ns(file)
+        self._zero = origin_ns(file) if zero is None else zero
+        self._how = how or ("aligned at its prefill" if has_mark(file) else NOT_ALIGNED)
+        self._name = name or f"{file.kind}: {PurePath(file.source).name}"
         self._tid = FIRST_ROW * pid
         self._places: dict[tuple[str, int], tuple[int, int]] = {}
         # A capture has few launch shapes and many launches.
@@ -155,8 +185,7 @@ class _Capture:
 
     def events(self) -> Iterator[TraceEvent]:
         file = self._file
-        how = "aligned at its prefill" if has_mark(file) else NOT_ALIGNED
-        yield _label("process_name", self._pid, 0, f"{file.kind}: {PurePath(file.source).name} ({how})")
+        yield _label("process_name", self._pid, 0, f"{self._name} ({self._how})")
         yield TraceLabel(pid=self._pid, tid=0, name="process_sort_index", args={"sort_index": self._pid})
         yield from self._ranges()
         yield from self._calls()
