@@ -74,6 +74,7 @@ DOCUMENTS: dict[str, Any] = {
     "prediction_line": PredictionLine,
     "predictions": PredictionsDocument,
     "startup": StartupDocument,
+    "query": list[dict[str, Any]],
     "run_result": RunResult,
     "runs": list[RunRow],
     "runs_selected": list[dict[str, str | float | None]],

@@ -29,6 +29,7 @@ REFUSED = {
     "plan": ["model=llama3_8b", "--users", "x"],
     "analyze": ["no_such_file.sqlite"],
     "compare": ["no_such_run", "no_such_run"],
+    "query": ["no_such_file.sqlite", "SELECT 1"],
     "bisect": ["a", "b"],
     "optimize": ["--objective", "speed"],
     "open": ["no_such_folder"],
@@ -59,6 +60,10 @@ SHOWN: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "open": ("run_result", lambda runs: ["open", str(runs / "0")]),
     "plan": ("predictions", lambda runs: ["plan", "model=llama3_8b", "hardware=h200", "--devices", "1"]),
     "predict": ("predictions", lambda runs: ["predict", "model=llama3_8b", "hardware=h200"]),
+    "query": (
+        "query",
+        lambda runs: ["query", str(DATA / "h200" / "graph_eager.trace.json.gz"), "SELECT count(*) AS n FROM kernels"],
+    ),
     "report": ("run_result", lambda runs: ["report", str(runs / "0")]),
     "runs": ("runs", lambda runs: ["runs", str(runs)]),
     "runs --where": ("runs_selected", lambda runs: ["runs", str(runs), "--where", "tpot_ms<11"]),

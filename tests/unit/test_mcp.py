@@ -20,7 +20,7 @@ from tests.support.mcp_client import Reply, ScriptedClient, ask, in_memory, over
 from tests.support.report_runs import clean, stage, write_run
 from tests.support.trace_builder import event, step, write_trace
 
-TOOLS = {"doctor", "list_runs", "analyze", "findings", "explain", "compare", "predict"}
+TOOLS = {"doctor", "list_runs", "analyze", "findings", "explain", "query", "compare", "predict"}
 EAGER = "graph_eager.trace.json.gz"
 
 
@@ -187,7 +187,10 @@ def test_missing_evidence_is_abstained_from_with_the_reason(tmp_path: Path) -> N
     run_folder(tmp_path / "run")
     (tmp_path / "empty").mkdir()
     run = ask(tmp_path, "findings", source="run").data
-    assert (run["status"], run["reason"]) == ("abstained", "no stage of this run recorded anything to judge")
+    assert (run["status"], run["reason"]) == (
+        "abstained",
+        "no capture was recorded, so there is nothing to judge; a run's numbers are those of its clean pass",
+    )
     runs = ask(tmp_path, "list_runs", folder="empty").data
     assert runs["status"] == "abstained" and runs["reason"].startswith("no runs below ")
 

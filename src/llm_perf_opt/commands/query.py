@@ -41,6 +41,8 @@ EXAMPLES = (
 def main(argv: Sequence[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_intermixed_args(list(argv))
+    if args.json:
+        args.format = "json"
     if args.schema:
         return _print_schema(args.format)
     if args.source is None or args.sql is None:
@@ -76,6 +78,7 @@ def _parser() -> Any:
     parser.add_argument("source", nargs="?", type=Path, metavar="RUN|CAPTURE", help="directory of a run, or a capture")
     parser.add_argument("sql", nargs="?", metavar="SQL", help="one SELECT statement over the views")
     parser.add_argument("--format", choices=FORMATS, default="table", help="how to print the rows (default table)")
+    parser.add_argument("--json", action="store_true", help="as --format json (docs/schemas/query.schema.json)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write json, csv or parquet to a file")
     parser.add_argument("--schema", action="store_true", help="list the views and their columns")
     parser.add_argument("--detail", action="store_true", help="shapes and memory events of long torch traces too")

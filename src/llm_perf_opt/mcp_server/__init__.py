@@ -2,9 +2,11 @@
 
 limits      strings of captures as data, answers within a size, pages
 paths       the folders a client may name files in
+rows        rows of a query as JSON values
 captures    captures and runs as subjects with a diagnosis, the latest kept
 answers     the records tools answer with
 tools       one method per tool; plain functions of arguments to text
+capture     the tool that runs programs, with `--allow-run` only
 server      the tools on the official SDK
 clients     the configuration of common clients, and the shipped SKILL.md
 

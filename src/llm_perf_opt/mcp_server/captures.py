@@ -1,24 +1,25 @@
 """Captures and runs as subjects with a diagnosis; the latest are kept, since a client asks about one several times."""
 
-import tempfile
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from msgspec import UNSET
-
+from llm_perf_opt.api.analysis import PerfAnalysis
+from llm_perf_opt.api.load import open_any
+from llm_perf_opt.commands.query import bounded_process
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
-from llm_perf_opt.diagnosis.document import Diagnosis
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.mcp_server.limits import as_data
 from llm_perf_opt.mcp_server.paths import Roots
-from llm_perf_opt.pipeline.run_result import read_diagnosis, read_run_result
-from llm_perf_opt.system.arrays import load_numpy
+from llm_perf_opt.pipeline.run_result import read_run_result
+from llm_perf_opt.sql.database import SqlLimits
+from llm_perf_opt.sql.table import DataTable
 
 KEPT = 8
+# A statement of a client's; one that cannot be stopped ends the server.
+LIMITS = SqlLimits(memory_bytes=1 << 30, timeout_s=20.0)
 # Kinds of files that hold no timeline to be judged.
 NOT_JUDGED = {
     "load": "results of a load generator",
@@ -26,14 +27,20 @@ NOT_JUDGED = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class JudgedSubject:
-    """A run, or the captures of one; `diagnosis` is None where there is none, and `missing` then says why."""
+    """A run, or the captures of one. `missing` says why there is nothing to judge, `numbers` are those of a run."""
 
-    name: str
-    diagnosis: Diagnosis | None
-    missing: str | None
-    numbers: Mapping[str, float]
+    def __init__(
+        self, *, name: str, opened: PerfAnalysis, missing: str | None = None, numbers: Mapping[str, float] | None = None
+    ) -> None:
+        self.name, self.opened, self.missing, self.numbers = name, opened, missing, numbers or {}
+        self._asked: tuple[str, DataTable] | None = None
+
+    def query(self, sql: str) -> DataTable:
+        """The result of a statement; the pages of one are out of the same result."""
+        if self._asked is None or self._asked[0] != sql:
+            self._asked = (sql, self.opened.query(sql))
+        return self._asked[1]
 
 
 class Captures:
@@ -67,41 +74,26 @@ class Captures:
 
     def _run(self, run_dir: Path) -> JudgedSubject:
         self._roots.require_own_files(read_manifest(run_dir), run_dir)
-        result = read_run_result(run_dir)
-        failed = [stage.name for stage in result.stages if stage.status == "failed"]
-        missing = f"failed stages: {', '.join(failed)}" if failed else "no stage of this run recorded anything to judge"
         numbers = {
             name: float(metric.value)
-            for name, metric in result.numbers.items()
+            for name, metric in read_run_result(run_dir).numbers.items()
             if isinstance(metric.value, int | float) and not isinstance(metric.value, bool)
         }
-        return JudgedSubject(
-            name=self._roots.name_of(run_dir),
-            diagnosis=read_diagnosis(run_dir),
-            missing=missing,
-            numbers=numbers,
-        )
+        opened = open_any(run_dir, limits=LIMITS, guard=bounded_process)
+        return JudgedSubject(name=self._roots.name_of(run_dir), opened=opened, numbers=numbers)
 
     def _capture(self, paths: Sequence[Path]) -> JudgedSubject:
         from llm_perf_opt.capture.readers.kinds import capture_files, kind_of
-
-        load_numpy()
-        from llm_perf_opt.pipeline.analyze.read import read_captures
 
         files = tuple(file for path in paths for file in capture_files(path))
         outside = [file for file in files if not self._roots.holds(file)]
         if outside:
             raise ConfigError(f"{as_data(str(outside[0]))}: a link that leads out of the folders this server may read")
-        kinds = [kind_of(file) for file in files]
         name = ", ".join(self._roots.name_of(path) for path in paths)
-        other = next((NOT_JUDGED[kind] for kind in kinds if kind in NOT_JUDGED), None)
-        if other is not None:
-            missing = f"{other} holds no timeline to judge; `llm-perf analyze` shows what it holds"
-            return JudgedSubject(name=name, diagnosis=None, missing=missing, numbers={})
-        with tempfile.TemporaryDirectory(prefix="llm-perf-mcp-") as scratch:
-            analysis = read_captures(files, kinds, Path(scratch), detailed=True).analysis
-        found = None if analysis.diagnosis is UNSET else analysis.diagnosis
-        return JudgedSubject(name=name, diagnosis=found, missing="nothing in this capture can be judged", numbers={})
+        other = next((NOT_JUDGED[kind] for kind in map(kind_of, files) if kind in NOT_JUDGED), None)
+        missing = None if other is None else f"{other} holds no timeline; `llm-perf analyze` shows what it holds"
+        opened = open_any(*files, detail=True, limits=LIMITS, guard=bounded_process)
+        return JudgedSubject(name=name, opened=opened, missing=missing)
 
 
 def _stamp(path: Path) -> tuple[str, int, int]:

@@ -14,6 +14,8 @@ import msgspec
 from llm_perf_opt.mcp_server.answers import Page, Pointer, ToolAnswer
 
 LARGEST_ANSWER_BYTES = 8_000
+# No answer holds more, however short they are.
+MOST_ROWS = 1_000
 LONGEST_NAME = 160
 LONGEST_TEXT = 500
 # Nanoseconds of a capture of a second survive; digits that say nothing do not.
@@ -79,7 +81,7 @@ def paged(answer: ToolAnswer, rows: Sequence[Any], *, offset: int, tool: str, ar
     kept: list[Any] = []
     best = ""
     size = 0
-    for row in rows[first:]:
+    for row in rows[first : first + MOST_ROWS]:
         size += size_of(rendered(ToolAnswer(status="ok", result=row)))
         if kept and size > LARGEST_ANSWER_BYTES:
             break

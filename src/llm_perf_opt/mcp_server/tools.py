@@ -23,6 +23,7 @@ from llm_perf_opt.mcp_server.answers import (
     FoundRun,
     MetricRow,
     Pointer,
+    QueryHead,
     ScopeHead,
     ScopeRow,
     SubjectRow,
@@ -31,7 +32,9 @@ from llm_perf_opt.mcp_server.answers import (
 from llm_perf_opt.mcp_server.captures import Captures, JudgedSubject
 from llm_perf_opt.mcp_server.limits import LONGEST_TEXT, as_data, paged, rendered
 from llm_perf_opt.mcp_server.paths import ReadOnlyFolder, Roots
+from llm_perf_opt.mcp_server.rows import TableRows
 from llm_perf_opt.profiling.vendor.launch import quote
+from llm_perf_opt.sql.schema import VIEWS
 
 # What one row of analyze names; the rest is one call away.
 PARTS_SHOWN, KERNELS_SHOWN, OWNERS_SHOWN, NUMBERS_SHOWN, NOTES_SHOWN = 6, 3, 3, 24, 4
@@ -115,9 +118,9 @@ class Tools:
     ) -> str:
         """The verdict of a run or a capture, what was recorded, and where the time of each scope went."""
         subject = self._captures.read(source)
-        diagnosis = subject.diagnosis
-        if diagnosis is None:
+        if subject.missing is not None:
             return rendered(_abstained(subject.missing))
+        diagnosis = subject.opened.diagnosis
         if scope is not None:
             return self._ledger(subject, diagnosis, scope, source, offset)
         missing = _missing(diagnosis)
@@ -158,9 +161,9 @@ class Tools:
     def findings(self, source: Source, offset: Offset = 0) -> str:
         """What to change first: causes with the share of time at stake, what they save and how certain they are."""
         subject = self._captures.read(source)
-        diagnosis = subject.diagnosis
-        if diagnosis is None:
+        if subject.missing is not None:
             return rendered(_abstained(subject.missing))
+        diagnosis = subject.opened.diagnosis
         missing = _missing(diagnosis)
         if not diagnosis.claims:
             reason = missing or f"no cause was identified; verdict: {as_data(diagnosis.verdict.text, LONGEST_TEXT)}"
@@ -178,9 +181,9 @@ class Tools:
     ) -> str:
         """One finding: its evidence, its fix, the lower bound behind its gain, and what would refute it."""
         subject = self._captures.read(source)
-        if subject.diagnosis is None:
+        if subject.missing is not None:
             return rendered(_abstained(subject.missing))
-        claims = subject.diagnosis.claims
+        claims = subject.opened.diagnosis.claims
         if number > len(claims):
             raise ConfigError(f"number: no such finding (got {number}), allowed: 1 to {len(claims)}")
         finding = claims[number - 1]
@@ -191,6 +194,33 @@ class Tools:
         ]
         arguments = {"source": source, "number": number}
         return paged(answer, rows, offset=offset, tool="explain", arguments=arguments)
+
+    def query(
+        self,
+        source: Source,
+        sql: Annotated[
+            str,
+            Field(
+                description="One SELECT statement of DuckDB. Views: "
+                + "; ".join(f"{view.name}({', '.join(view.names)})" for view in VIEWS)
+                + ". Times in ns"
+            ),
+        ],
+        offset: Offset = 0,
+    ) -> str:
+        """Exact figures in SQL over kernels, launches, copies, ranges, gaps, operators, ledger, findings and more."""
+        subject = self._captures.read(source)
+        if subject.missing is not None:
+            return rendered(_abstained(subject.missing))
+        absent = _not_recorded(subject, sql)
+        if absent:
+            return rendered(_abstained(f"not recorded here: {', '.join(absent)}; analyze says what was"))
+        table = subject.query(sql)
+        head = QueryHead(source=as_data(subject.name), columns=tuple(as_data(name) for name in table.columns))
+        arguments = {"source": source, "sql": sql}
+        return paged(
+            ToolAnswer(status="ok", result=head), TableRows(table), offset=offset, tool="query", arguments=arguments
+        )
 
     def compare(
         self,
@@ -295,12 +325,23 @@ class Tools:
         return [of_model, f"hardware={hardware}", *(f"workload.{key}={value}" for key, value in workload.items())]
 
 
+def _not_recorded(subject: JudgedSubject, sql: str) -> list[str]:
+    """Views a statement names of which the captures hold nothing: no rows would read as none happened."""
+    words = {word.casefold() for word in re.findall(r"\w+", sql)}
+    missing = {*subject.opened.coverage.missing}
+    if subject.opened.manifest is None:
+        missing |= {view.name for view in VIEWS if view.needs == "run"}
+    return [view.name for view in VIEWS if view.name in words and view.name in missing]
+
+
 def _abstained(reason: str | None) -> ToolAnswer:
     return ToolAnswer(status="abstained", reason=reason)
 
 
 def _missing(diagnosis: Diagnosis) -> str | None:
     """Why the evidence does not hold an answer."""
+    if not diagnosis.coverage.recorded:
+        return "no capture was recorded, so there is nothing to judge; a run's numbers are those of its clean pass"
     if diagnosis.verdict.kind not in NO_EVIDENCE:
         return None
     missing = ", ".join(as_data(what) for what in diagnosis.coverage.missing)
