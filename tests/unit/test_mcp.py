@@ -187,10 +187,8 @@ def test_missing_evidence_is_abstained_from_with_the_reason(tmp_path: Path) -> N
     run_folder(tmp_path / "run")
     (tmp_path / "empty").mkdir()
     run = ask(tmp_path, "findings", source="run").data
-    assert (run["status"], run["reason"]) == (
-        "abstained",
-        "no capture was recorded, so there is nothing to judge; a run's numbers are those of its clean pass",
-    )
+    assert run["status"] == "abstained"
+    assert run["reason"].startswith("no capture was recorded, so there is nothing to judge; ")
     runs = ask(tmp_path, "list_runs", folder="empty").data
     assert runs["status"] == "abstained" and runs["reason"].startswith("no runs below ")
 

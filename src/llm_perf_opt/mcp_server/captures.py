@@ -42,6 +42,10 @@ class JudgedSubject:
             self._asked = (sql, self.opened.query(sql))
         return self._asked[1]
 
+    def rows_in(self, view: str) -> int:
+        """How many rows a view has."""
+        return int(self.opened.query(f"SELECT count(*) AS n FROM {view}").columns["n"][0])
+
 
 class Captures:
     """Reads subjects inside the roots."""

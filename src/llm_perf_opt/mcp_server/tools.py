@@ -212,10 +212,10 @@ class Tools:
         subject = self._captures.read(source)
         if subject.missing is not None:
             return rendered(_abstained(subject.missing))
+        table = subject.query(sql)
         absent = _not_recorded(subject, sql)
         if absent:
             return rendered(_abstained(f"not recorded here: {', '.join(absent)}; analyze says what was"))
-        table = subject.query(sql)
         head = QueryHead(source=as_data(subject.name), columns=tuple(as_data(name) for name in table.columns))
         arguments = {"source": source, "sql": sql}
         return paged(
@@ -328,10 +328,14 @@ class Tools:
 def _not_recorded(subject: JudgedSubject, sql: str) -> list[str]:
     """Views a statement names of which the captures hold nothing: no rows would read as none happened."""
     words = {word.casefold() for word in re.findall(r"\w+", sql)}
+    empty = [view for view in VIEWS if view.name in words and not subject.rows_in(view.name)]
+    if not empty:
+        # What was recorded is known only after the whole capture was judged.
+        return []
     missing = {*subject.opened.coverage.missing}
     if subject.opened.manifest is None:
         missing |= {view.name for view in VIEWS if view.needs == "run"}
-    return [view.name for view in VIEWS if view.name in words and view.name in missing]
+    return [view.name for view in empty if view.name in missing]
 
 
 def _abstained(reason: str | None) -> ToolAnswer:
