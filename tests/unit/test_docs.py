@@ -49,6 +49,25 @@ def test_the_first_page_names_every_other_but_the_decisions() -> None:
     assert linked == {p.name for p in DOCS.glob("*.md")} - {"index.md"}
 
 
+# Pages that are no help in using or extending it.
+NOT_FOR_MODELS = {"index.md", "compared.md", "founding.md", "migration.md", "support.md"}
+
+
+def test_the_list_for_language_models_names_every_page_there_is() -> None:
+    text = (DOCS / "llms.txt").read_text(encoding="utf-8")
+    linked = re.findall(r"\]\(([\w-]+\.md)\)", text)
+    assert {*linked} == {p.name for p in DOCS.glob("*.md")} - NOT_FOR_MODELS
+    assert len(linked) == len({*linked})
+
+
+def test_what_agents_are_told_of_the_repository_is_there() -> None:
+    text = (REPO / "AGENTS.md").read_text(encoding="utf-8")
+    named = {path for path in re.findall(r"`([\w./]+/[\w./]*)`", text) if "{" not in path}
+    assert named >= {"src/llm_perf_opt/cli.py", "diagnosis/causes/", "tests/unit/test_guards.py"}
+    inside = (REPO, REPO / "src" / "llm_perf_opt")
+    assert [path for path in named if not any((place / path).exists() for place in inside)] == []
+
+
 def test_the_glossary_has_every_term_of_the_report_in_its_own_words() -> None:
     rows = dict(re.findall(r"^\| (.+?) \| (.+) \|$", (DOCS / "glossary.md").read_text(encoding="utf-8"), re.M))
     plural = {"CUDA graphs"}
