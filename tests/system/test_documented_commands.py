@@ -59,6 +59,9 @@ ELSEWHERE = {
     "snapshot.pickle": "a memory snapshot: test_memory_snapshot.py",
     "--prices": "a file of prices: test_plan.py",
     "--calibrate-from": "a run of bench with several levels: test_calibration.py",
+    "--endpoint": "needs a collector: test_exports.py",
+    "speedscope": "needs a run with stacks: test_exports.py",
+    "collapsed": "needs a run with stacks: test_exports.py",
     "artifacts/profile_export_aiperf.json": "a result of aiperf: test_serving_foreign.py",
 }
 STORE = "s3://"

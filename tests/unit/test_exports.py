@@ -233,6 +233,15 @@ def leaky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return run
 
 
+def test_a_host_name_too_short_to_be_looked_for_is_hidden_where_it_is_one(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", environment={"hostname": "vm"})
+    (run / "env.json").write_text('{\n  "hostname": "vm"\n}\n')
+    assert main(["export", "--share", str(run), "-o", str(tmp_path / "a.zip")]) == 0
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        texts = [archive.read(f"run/{name}").decode() for name in ("manifest.json", "env.json")]
+    assert [json.loads(texts[0])["environment"]["hostname"], json.loads(texts[1])["hostname"]] == ["xx", "xx"]
+
+
 def planted(data: bytes) -> set[str]:
     found = {text for text in (SECRET, GIVEN, HOST, HOME, "mallory", "private text") if text.encode() in data}
     if data.startswith(b"\x1f\x8b"):

@@ -17,6 +17,7 @@ from llm_perf_opt.core.manifest import RunManifest, read_manifest, write_json, w
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.errors import ConfigError, ProfilingError
+from llm_perf_opt.pipeline.provenance import ENVIRONMENT_FILE
 from llm_perf_opt.report.write import RENDERERS, TRACE, write_reports
 from llm_perf_opt.system.files import read_limited, read_unpacked, write_whole
 from llm_perf_opt.system.redact import Redactor
@@ -30,6 +31,7 @@ REMADE = frozenset({*(name for name, _ in RENDERERS), TRACE})
 # Larger files are redacted too, but changes in them are not counted.
 COUNTED_BYTES = 64 << 20
 _HOME = re.compile(rb"/(?:home|Users)/[^/\s\"'\\:;,)\]]+")
+_HOSTNAME = re.compile(rb'("hostname":\s*")((?:[^"\\]|\\.)*)')
 # An archive of equal files is equal: the earliest time the format has.
 _DATE = (1980, 1, 1, 0, 0, 0)
 
@@ -168,6 +170,9 @@ def _redacted(path: Path, folder: Path, redactor: Redactor) -> RedactedFile | No
     is_large = path.stat().st_size > COUNTED_BYTES
     before = b"" if is_large else _content(path)
     stamp = path.stat().st_mtime_ns, path.stat().st_size
+    if path.parent == folder and path.name in (MANIFEST_FILE, ENVIRONMENT_FILE):
+        # By its key: a name such as `box` is no value that could be looked for everywhere.
+        path.write_bytes(_HOSTNAME.sub(lambda found: found[1] + b"x" * len(found[2]), path.read_bytes()))
     redactor.file(path)
     name = path.relative_to(folder).as_posix()
     if is_large:
