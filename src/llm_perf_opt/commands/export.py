@@ -13,7 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-from llm_perf_opt.commands.json_output import print_json, text_to_stderr
 from llm_perf_opt.config.arguments import command_parser, written_by
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
@@ -22,6 +21,7 @@ from llm_perf_opt.pipeline.index import IndexedRun, index_run
 from llm_perf_opt.pipeline.share import SharedDocument
 from llm_perf_opt.report.render.openmetrics import render_openmetrics
 from llm_perf_opt.system.files import write_whole
+from llm_perf_opt.system.json_output import print_json, text_to_stderr
 
 OTLP, PERFETTO, PARQUET = "otlp", "perfetto", "parquet"
 TEXTS = ("prometheus", "openmetrics", OTLP)
