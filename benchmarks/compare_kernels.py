@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 from llm_perf_opt.capture.rows import KernelRow
-from llm_perf_opt.compare.differences import kernel_changes
+from llm_perf_opt.comparison.differences import kernel_changes
 
 RUNS, LAUNCHES, NAMES, LIMIT_S = 5, 20_000, 300, 2.0
 RESULT = Path(__file__).with_name("results") / "compare_kernels.json"

@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from llm_perf_opt.commands.compare import AUTO_LOOKS
-from llm_perf_opt.compare.stability import RepeatedValue
-from llm_perf_opt.compare.statistics import (
+from llm_perf_opt.comparison.stability import RepeatedValue
+from llm_perf_opt.comparison.statistics import (
     GIVEN,
     THRESHOLD,
     StartVariation,

@@ -26,8 +26,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from llm_perf_opt.compare.stability import RepeatedValue
-from llm_perf_opt.compare.statistics import estimate, judge, shared_among
+from llm_perf_opt.comparison.stability import RepeatedValue
+from llm_perf_opt.comparison.statistics import estimate, judge, shared_among
 
 TRIALS, REPEATS, SLOWER = 40, 41, 1.05
 LOOKS = (6, 12, 24, 48, 96)

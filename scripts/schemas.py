@@ -22,8 +22,8 @@ from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.capture.window import TimelineWindow
 from llm_perf_opt.commands.doctor import DoctorDocument
 from llm_perf_opt.commands.export import ExportDocument
-from llm_perf_opt.compare.bisect.document import BisectDocument
-from llm_perf_opt.compare.comparison import CompareDocument
+from llm_perf_opt.comparison.bisect.document import BisectDocument
+from llm_perf_opt.comparison.comparison import CompareDocument
 from llm_perf_opt.core.documents import ClockDocument, InputSample, MetricsDocument
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from llm_perf_opt.capture.readers.nsys_log import failure_words, import_notes
 from llm_perf_opt.commands.sweep import read_sweep
-from llm_perf_opt.compare.gate import parse_condition
+from llm_perf_opt.comparison.gate import parse_condition
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import DatasetSection
 from llm_perf_opt.pipeline.bench.config import type_bench

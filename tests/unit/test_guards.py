@@ -17,7 +17,7 @@ SOURCE = REPO / "src" / "llm_perf_opt"
 # Each layer may import from itself and from those left of it.
 LAYERS = (
     {"errors", "config", "core", "system", "marks", "__init__"},
-    {"capture", "model", "diagnosis", "compare", "optimize", "profiling", "workload", "serving", "report", "sql"},
+    {"capture", "model", "diagnosis", "comparison", "optimize", "profiling", "workload", "serving", "report", "sql"},
     {"pipeline", "planning"},
     {"runners", "commands", "mcp_server", "cli", "completion", "testing", "api", "plugin"},
     {"plugins"},
@@ -25,10 +25,10 @@ LAYERS = (
 # Inside the second layer: pure parts know nothing of what feeds them, and evidence nothing of its judgement.
 FEEDERS = {"profiling", "workload", "serving", "report"}
 FORBIDDEN = {
-    "capture": {"diagnosis", "compare", "optimize", *FEEDERS},
-    "model": {"capture", "diagnosis", "compare", "optimize", *FEEDERS},
-    "diagnosis": {"compare", "optimize", *FEEDERS},
-    "compare": {"optimize", *FEEDERS},
+    "capture": {"diagnosis", "comparison", "optimize", *FEEDERS},
+    "model": {"capture", "diagnosis", "comparison", "optimize", *FEEDERS},
+    "diagnosis": {"comparison", "optimize", *FEEDERS},
+    "comparison": {"optimize", *FEEDERS},
     "optimize": FEEDERS,
     "report": {"profiling", "workload"},
     "workload": {"profiling", "report", "serving"},

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from llm_perf_opt.compare.stability import (
+from llm_perf_opt.comparison.stability import (
     RepeatedValue,
     Stability,
     check_stability,
@@ -14,7 +14,7 @@ from llm_perf_opt.compare.stability import (
     repeat_levels,
     repeats_for,
 )
-from llm_perf_opt.compare.student import t_cdf, t_quantile, two_sided_p
+from llm_perf_opt.comparison.student import t_cdf, t_quantile, two_sided_p
 
 
 def series(levels: list[float], samples: tuple[float, ...] = (1.0,)) -> list[RepeatedValue]:

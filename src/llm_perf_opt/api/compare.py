@@ -8,8 +8,8 @@ from llm_perf_opt.api.load import PathLike
 from llm_perf_opt.api.sources import CaptureFiles
 
 if TYPE_CHECKING:
-    from llm_perf_opt.compare.comparison import CompareDocument, MetricComparison
-    from llm_perf_opt.compare.differences import KernelChange
+    from llm_perf_opt.comparison.comparison import CompareDocument, MetricComparison
+    from llm_perf_opt.comparison.differences import KernelChange
     from llm_perf_opt.pipeline.compare.sides import ReadSide
 
 DEFAULT_THRESHOLD = 0.02

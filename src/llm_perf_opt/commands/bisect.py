@@ -9,12 +9,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.compare.gate import EXIT_INCONCLUSIVE, parse_condition
+from llm_perf_opt.comparison.gate import EXIT_INCONCLUSIVE, parse_condition
 from llm_perf_opt.config.arguments import CommandParser, command_parser, written_by
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
-    from llm_perf_opt.compare.bisect.document import BisectDocument, Neighbours
+    from llm_perf_opt.comparison.bisect.document import BisectDocument, Neighbours
     from llm_perf_opt.pipeline.bisect.line import Line
     from llm_perf_opt.pipeline.bisect.session import BisectSession
 
@@ -122,8 +122,8 @@ def _bisect(
     labels: tuple[str, ...] | None,
 ) -> int:
     # The search imports numpy, and --help should answer at once.
-    from llm_perf_opt.compare.bisect.document import bisect_document
-    from llm_perf_opt.compare.bisect.search import BisectSearch
+    from llm_perf_opt.comparison.bisect.document import bisect_document
+    from llm_perf_opt.comparison.bisect.search import BisectSearch
     from llm_perf_opt.pipeline.bisect.journal import BisectPlan, PairJournal, write_bisect_plan
     from llm_perf_opt.pipeline.bisect.measure import Measure
     from llm_perf_opt.pipeline.bisect.session import BisectSession
@@ -189,7 +189,7 @@ def _check(args: argparse.Namespace, program: Sequence[str]) -> tuple[str, ...]:
         problems.append(f"bisect: --repo and --setup belong to commits, not to {kinds[0]}")
     if problems:
         raise ConfigError(problems)
-    from llm_perf_opt.compare.comparison import KNOWN_METRICS
+    from llm_perf_opt.comparison.comparison import KNOWN_METRICS
     from llm_perf_opt.errors import did_you_mean
 
     near = "" if args.metric in KNOWN_METRICS else did_you_mean(args.metric, KNOWN_METRICS)

@@ -9,13 +9,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.compare.gate import Condition, exit_code, gate_metrics, parse_condition
+from llm_perf_opt.comparison.gate import Condition, exit_code, gate_metrics, parse_condition
 from llm_perf_opt.config.arguments import command_parser, written_by
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, did_you_mean
 from llm_perf_opt.system.files import write_page
 
 if TYPE_CHECKING:
-    from llm_perf_opt.compare.comparison import CompareDocument
+    from llm_perf_opt.comparison.comparison import CompareDocument
     from llm_perf_opt.pipeline.compare.interleave import Experiment
     from llm_perf_opt.pipeline.compare.sides import ReadSide
 
@@ -55,8 +55,8 @@ def main(argv: Sequence[str]) -> int:
     experiment = experiment or _experiment(args, words)
     looks: tuple[int, ...] = AUTO_LOOKS if args.interleave == AUTO else (args.interleave or 1,)
     # numpy is imported only now, so that --help and a wrong condition answer at once.
-    from llm_perf_opt.compare.comparison import compare_sides, is_settled
-    from llm_perf_opt.compare.statistics import shared_among
+    from llm_perf_opt.comparison.comparison import compare_sides, is_settled
+    from llm_perf_opt.comparison.statistics import shared_among
     from llm_perf_opt.pipeline.compare.document import compare_read_sides
     from llm_perf_opt.pipeline.compare.interleave import write_plan
     from llm_perf_opt.pipeline.compare.sides import read_side, read_sides
@@ -176,7 +176,7 @@ def _percent(option: str, percent: float) -> float:
 
 
 def _refuse_slips(conditions: Sequence[Condition]) -> None:
-    from llm_perf_opt.compare.comparison import KNOWN_METRICS
+    from llm_perf_opt.comparison.comparison import KNOWN_METRICS
 
     near = [one for one in conditions if did_you_mean(one.metric, KNOWN_METRICS)]
     gate_metrics(near, known=KNOWN_METRICS)

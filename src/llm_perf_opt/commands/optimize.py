@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.compare.gate import parse_condition
+from llm_perf_opt.comparison.gate import parse_condition
 from llm_perf_opt.config.arguments import CommandParser, written_by
 from llm_perf_opt.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError
 from llm_perf_opt.optimize.document import OBJECTIVES, UNITS, Objective, OptimizeDocument
@@ -17,7 +17,7 @@ from llm_perf_opt.optimize.server.document import SERVER_OBJECTIVES
 from llm_perf_opt.system.files import real_path
 
 if TYPE_CHECKING:
-    from llm_perf_opt.compare.gate import Condition
+    from llm_perf_opt.comparison.gate import Condition
     from llm_perf_opt.diagnosis.experiments import Remedy
     from llm_perf_opt.pipeline.optimize.run import OptimizeOptions
 

@@ -232,8 +232,8 @@ class Tools:
         from llm_perf_opt.system.arrays import load_numpy
 
         load_numpy()
-        from llm_perf_opt.compare.comparison import compare_sides, unknown_variation
-        from llm_perf_opt.compare.settings import incomparable
+        from llm_perf_opt.comparison.comparison import compare_sides, unknown_variation
+        from llm_perf_opt.comparison.settings import incomparable
         from llm_perf_opt.pipeline.compare.sides import changes_between, device_notes, known_variation, read_sides
 
         paths = self._side(base), self._side(candidate)

@@ -7,7 +7,7 @@ phase becomes shorter than the hardware's bound, unless the remedy lowers that.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from llm_perf_opt.compare.statistics import shared_among
+from llm_perf_opt.comparison.statistics import shared_among
 from llm_perf_opt.core.names import DECODE, PHASES, PREFILL
 from llm_perf_opt.core.units import format_factor, format_ms
 from llm_perf_opt.diagnosis.claim import Finding

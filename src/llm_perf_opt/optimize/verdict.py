@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.compare.gate import Condition
-from llm_perf_opt.compare.statistics import THRESHOLD, ChangeEstimate, Pass, Verdict, estimate, judge
+from llm_perf_opt.comparison.gate import Condition
+from llm_perf_opt.comparison.statistics import THRESHOLD, ChangeEstimate, Pass, Verdict, estimate, judge
 from llm_perf_opt.core.units import digits, format_factor
 from llm_perf_opt.optimize.document import (
     HIGHER_IS_BETTER,

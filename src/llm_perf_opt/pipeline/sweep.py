@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_perf_opt.compare.comparison import lower_is_better
+from llm_perf_opt.comparison.comparison import lower_is_better
 from llm_perf_opt.core.records import Spread
 from llm_perf_opt.pipeline.index import IndexedRun, setting, swept_keys
 from llm_perf_opt.pipeline.jobs.states import JobState, State

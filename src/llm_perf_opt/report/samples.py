@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from llm_perf_opt.compare.stability import (
+from llm_perf_opt.comparison.stability import (
     TARGET,
     RepeatedValue,
     check_stability,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.compare.stability import RepeatedValue, half_width, repeat_levels
+from llm_perf_opt.comparison.stability import RepeatedValue, half_width, repeat_levels
 from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import AUTO, AppConfig, RunSection
 from llm_perf_opt.core.documents import Deployment

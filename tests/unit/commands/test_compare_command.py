@@ -538,7 +538,7 @@ def test_an_experiment_says_what_both_sides_share_and_what_they_do_not() -> None
 
 
 def test_without_two_timelines_none_is_drawn(tmp_path: Path) -> None:
-    from llm_perf_opt.compare.comparison import compare_sides
+    from llm_perf_opt.comparison.comparison import compare_sides
 
     side = read_side(run_of(tmp_path / "run", STEADY))
     assert timeline_pair(compare_sides(side.input, side.input), (None, None)) == ""

@@ -15,14 +15,14 @@ import pytest
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.capture.rows import Idle, RangeInstance, RangeRow
 from llm_perf_opt.commands.compare import AUTO_LOOKS
-from llm_perf_opt.compare.comparison import (
+from llm_perf_opt.comparison.comparison import (
     CompareDocument,
     SideInput,
     compare_sides,
     overall,
     refuse_unknown_metrics,
 )
-from llm_perf_opt.compare.differences import (
+from llm_perf_opt.comparison.differences import (
     capture_waterfall,
     kernel_changes,
     once,
@@ -30,11 +30,11 @@ from llm_perf_opt.compare.differences import (
     phase_waterfall,
     rows_by_name,
 )
-from llm_perf_opt.compare.gate import GateResult, check_condition, exit_code, parse_condition
-from llm_perf_opt.compare.matching import NameMatch, match_names, without_numbers
-from llm_perf_opt.compare.settings import incomparable, setting_changes
-from llm_perf_opt.compare.stability import RepeatedValue
-from llm_perf_opt.compare.statistics import (
+from llm_perf_opt.comparison.gate import GateResult, check_condition, exit_code, parse_condition
+from llm_perf_opt.comparison.matching import NameMatch, match_names, without_numbers
+from llm_perf_opt.comparison.settings import incomparable, setting_changes
+from llm_perf_opt.comparison.stability import RepeatedValue
+from llm_perf_opt.comparison.statistics import (
     GIVEN,
     ChangeEstimate,
     StartVariation,

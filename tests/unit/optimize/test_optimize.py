@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.compare.gate import parse_condition
-from llm_perf_opt.compare.stability import RepeatedValue
+from llm_perf_opt.comparison.gate import parse_condition
+from llm_perf_opt.comparison.stability import RepeatedValue
 from llm_perf_opt.diagnosis.cause import load_causes
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.experiments import (

@@ -7,8 +7,8 @@ with the n-th of the other, both made in the same round.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.compare.stability import RepeatedValue
-from llm_perf_opt.compare.statistics import ChangeEstimate, Pass, Verdict, estimate, judge
+from llm_perf_opt.comparison.stability import RepeatedValue
+from llm_perf_opt.comparison.statistics import ChangeEstimate, Pass, Verdict, estimate, judge
 from llm_perf_opt.optimize.plan import PAIR_LOOKS, look_share
 from llm_perf_opt.optimize.server.document import MORE_IS_BETTER, VerifiedGain
 

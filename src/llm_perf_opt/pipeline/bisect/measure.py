@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_perf_opt.compare.comparison import WALL
+from llm_perf_opt.comparison.comparison import WALL
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.diagnosis.facts import Known
 from llm_perf_opt.errors import CommandFailed, ManifestError, ToolError

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_perf_opt.compare.bisect.document import LISTED, MovedPart, Neighbours
-from llm_perf_opt.compare.comparison import CompareDocument, compare_sides
+from llm_perf_opt.comparison.bisect.document import LISTED, MovedPart, Neighbours
+from llm_perf_opt.comparison.comparison import CompareDocument, compare_sides
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.pipeline.bisect.line import Line, PointFails, RunPlace
 from llm_perf_opt.pipeline.compare.interleave import SIDES, llm_perf

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llm_perf_opt.compare.bisect.search import BisectSearch, PairsRequest
-from llm_perf_opt.compare.comparison import lower_is_better
+from llm_perf_opt.comparison.bisect.search import BisectSearch, PairsRequest
+from llm_perf_opt.comparison.comparison import lower_is_better
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.pipeline.bisect.journal import PairEntry, PairJournal
 from llm_perf_opt.pipeline.bisect.line import Line, PointFails, RunPlace

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from llm_perf_opt.compare.comparison import DEVICE, WORKLOAD, SideFact
+from llm_perf_opt.comparison.comparison import DEVICE, WORKLOAD, SideFact
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import HardwareSection
 from llm_perf_opt.core.manifest import RunManifest

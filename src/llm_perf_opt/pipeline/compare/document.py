@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.compare.comparison import CompareDocument, compare_sides, refuse_unknown_metrics
-from llm_perf_opt.compare.gate import Condition
-from llm_perf_opt.compare.settings import incomparable
+from llm_perf_opt.comparison.comparison import CompareDocument, compare_sides, refuse_unknown_metrics
+from llm_perf_opt.comparison.gate import Condition
+from llm_perf_opt.comparison.settings import incomparable
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.compare.sides import changes_between, device_notes, known_variation
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from llm_perf_opt.compare.stability import RepeatedValue
-from llm_perf_opt.compare.statistics import MEDIAN_BY_MEAN
+from llm_perf_opt.comparison.stability import RepeatedValue
+from llm_perf_opt.comparison.statistics import MEDIAN_BY_MEAN
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.serving.foreign import read_results

@@ -13,10 +13,10 @@ from llm_perf_opt.capture.kernels.names import classify_kernel
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.capture.rows import KernelRow
 from llm_perf_opt.capture.window import TimelineWindow, timeline_window
-from llm_perf_opt.compare.comparison import PEAK_MEMORY, WALL, SideInput, Variations
-from llm_perf_opt.compare.settings import SettingChange, setting_changes
-from llm_perf_opt.compare.stability import RepeatedValue
-from llm_perf_opt.compare.statistics import GIVEN, StartVariation
+from llm_perf_opt.comparison.comparison import PEAK_MEMORY, WALL, SideInput, Variations
+from llm_perf_opt.comparison.settings import SettingChange, setting_changes
+from llm_perf_opt.comparison.stability import RepeatedValue
+from llm_perf_opt.comparison.statistics import GIVEN, StartVariation
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE, WALL_METRIC
 from llm_perf_opt.diagnosis.document import CaptureAnalysis

@@ -2,7 +2,7 @@
 
 import time
 
-from llm_perf_opt.compare.stability import RepeatedValue
+from llm_perf_opt.comparison.stability import RepeatedValue
 from llm_perf_opt.errors import ConfigError, ToolError
 from llm_perf_opt.pipeline.optimize.workers import ExperimentWorker
 from llm_perf_opt.system.nvml import sample_gpu

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llm_perf_opt.compare.stability import RepeatedValue
+from llm_perf_opt.comparison.stability import RepeatedValue
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.errors import CommandFailed

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from llm_perf_opt.compare.gate import Condition
-from llm_perf_opt.compare.stability import RepeatedValue
-from llm_perf_opt.compare.statistics import Pass, level_of
+from llm_perf_opt.comparison.gate import Condition
+from llm_perf_opt.comparison.stability import RepeatedValue
+from llm_perf_opt.comparison.statistics import Pass, level_of
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import MEASURED_GAINS_FILE
 from llm_perf_opt.diagnosis.facts import Known

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from llm_perf_opt.compare.stability import RepeatedValue
+from llm_perf_opt.comparison.stability import RepeatedValue
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.records import Progress, read_progress
 from llm_perf_opt.diagnosis.claim import Finding

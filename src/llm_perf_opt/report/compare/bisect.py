@@ -1,6 +1,6 @@
 """The result of `llm-perf bisect` as text: the answer first, then what moved, then every point."""
 
-from llm_perf_opt.compare.bisect.document import BisectDocument, MovedPart, moved_words, percent
+from llm_perf_opt.comparison.bisect.document import BisectDocument, MovedPart, moved_words, percent
 from llm_perf_opt.core.markdown import code, escape, table
 from llm_perf_opt.core.units import format_quantity
 from llm_perf_opt.system.terminal import terminal_table

@@ -3,7 +3,7 @@
 import re
 from xml.etree import ElementTree
 
-from llm_perf_opt.compare.comparison import CompareDocument
+from llm_perf_opt.comparison.comparison import CompareDocument
 from llm_perf_opt.report.compare.text import gate_words
 
 # What XML cannot hold, escaped or not.

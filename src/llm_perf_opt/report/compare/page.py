@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from llm_perf_opt.capture.kernels.names import short_kernel_name
 from llm_perf_opt.capture.window import TimelineWindow
-from llm_perf_opt.compare.comparison import CompareDocument, MetricComparison
-from llm_perf_opt.compare.differences import DifferenceWaterfall, StepKind
+from llm_perf_opt.comparison.comparison import CompareDocument, MetricComparison
+from llm_perf_opt.comparison.differences import DifferenceWaterfall, StepKind
 from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.report.compare.text import (
     FORCED,

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from llm_perf_opt.compare.comparison import CompareDocument, MetricComparison, departs, unit_of
-from llm_perf_opt.compare.differences import DifferenceWaterfall, KernelChange, RowChange
-from llm_perf_opt.compare.gate import GateResult
+from llm_perf_opt.comparison.comparison import CompareDocument, MetricComparison, departs, unit_of
+from llm_perf_opt.comparison.differences import DifferenceWaterfall, KernelChange, RowChange
+from llm_perf_opt.comparison.gate import GateResult
 from llm_perf_opt.core.markdown import code, escape, table
 from llm_perf_opt.core.units import format_ms, format_quantity
 from llm_perf_opt.system.terminal import terminal_table

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from llm_perf_opt.compare.gate import Condition
+from llm_perf_opt.comparison.gate import Condition
 from llm_perf_opt.config.arguments import written_by
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.optimize.server.document import (

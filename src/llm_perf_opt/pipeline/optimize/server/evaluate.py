@@ -8,7 +8,7 @@ from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
 
-from llm_perf_opt.compare.gate import Condition
+from llm_perf_opt.comparison.gate import Condition
 from llm_perf_opt.core.records import Progress
 from llm_perf_opt.errors import CommandFailed, ToolError
 from llm_perf_opt.optimize.server.document import (

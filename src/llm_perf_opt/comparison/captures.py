@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.capture.rows import KernelRow, RangeRow
-from llm_perf_opt.compare.differences import FEWEST_INSTANCES, KernelChange, RowChange, TableName, range_error
-from llm_perf_opt.compare.statistics import GIVEN, ChangeEstimate, Level
+from llm_perf_opt.comparison.differences import FEWEST_INSTANCES, KernelChange, RowChange, TableName, range_error
+from llm_perf_opt.comparison.statistics import GIVEN, ChangeEstimate, Level
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 
 KERNEL_TIME = "kernel_time_ms"

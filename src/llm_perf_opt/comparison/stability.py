@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
-from llm_perf_opt.compare.student import t_quantile
+from llm_perf_opt.comparison.student import t_quantile
 
 CONFIDENCE = 0.95
 # A half-width of the interval below this share of the value counts as settled where nothing else was asked for.

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Literal
 
-from llm_perf_opt.compare.student import t_quantile, two_sided_p
+from llm_perf_opt.comparison.student import t_quantile, two_sided_p
 
 # Probability that equal ends are called a regression.
 ENDS_ERROR = 0.001

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from llm_perf_opt.capture.rows import RangeRow
-from llm_perf_opt.compare.captures import KERNEL_TIME, CaptureMetric, Moved, capture_metrics, largest_moves
-from llm_perf_opt.compare.differences import (
+from llm_perf_opt.comparison.captures import KERNEL_TIME, CaptureMetric, Moved, capture_metrics, largest_moves
+from llm_perf_opt.comparison.differences import (
     DifferenceWaterfall,
     KernelChange,
     KernelVerdict,
@@ -21,10 +21,10 @@ from llm_perf_opt.compare.differences import (
     rows_by_name,
     table_changes,
 )
-from llm_perf_opt.compare.gate import Condition, GateResult, check_condition, failed_run, gate_metrics
-from llm_perf_opt.compare.settings import SettingChange
-from llm_perf_opt.compare.stability import RepeatedValue
-from llm_perf_opt.compare.statistics import (
+from llm_perf_opt.comparison.gate import Condition, GateResult, check_condition, failed_run, gate_metrics
+from llm_perf_opt.comparison.settings import SettingChange
+from llm_perf_opt.comparison.stability import RepeatedValue
+from llm_perf_opt.comparison.statistics import (
     GIVEN,
     NOT_OBSERVED,
     OBSERVED,

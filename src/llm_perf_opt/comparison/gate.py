@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from llm_perf_opt.compare.stability import CONFIDENCE
+from llm_perf_opt.comparison.stability import CONFIDENCE
 from llm_perf_opt.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from llm_perf_opt.compare.statistics import ChangeEstimate, Pass, StartVariation
+    from llm_perf_opt.comparison.statistics import ChangeEstimate, Pass, StartVariation
 
 GateStatus = Literal["passed", "failed", "inconclusive"]
 EXIT_PASSED, EXIT_REGRESSION, EXIT_INCONCLUSIVE = 0, 1, 3
@@ -110,7 +110,7 @@ def check_condition(
         if not any(candidate):
             return _without(condition, f"{condition.metric} was not measured in the candidate")
         # numpy is behind it, and a condition is parsed before anything is computed.
-        from llm_perf_opt.compare.statistics import level_interval, level_of
+        from llm_perf_opt.comparison.statistics import level_interval, level_of
 
         measured = level_of(candidate).median
         bounds = level_interval(candidate, confidence=confidence, repeats_start=repeats_start, variation=variation)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_perf_opt.compare.bisect.search import BisectSearch, Outcome
+from llm_perf_opt.comparison.bisect.search import BisectSearch, Outcome
 from llm_perf_opt.core.units import format_quantity
 
 Kind = Literal["commits", "versions", "flags"]

@@ -25,8 +25,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from llm_perf_opt.compare.stability import CONFIDENCE, RepeatedValue
-from llm_perf_opt.compare.student import t_quantile, two_sided_p
+from llm_perf_opt.comparison.stability import CONFIDENCE, RepeatedValue
+from llm_perf_opt.comparison.student import t_quantile, two_sided_p
 
 # Differences below this are of no practical use.
 THRESHOLD = 0.02
