@@ -42,7 +42,7 @@ class Findings(Sequence[Finding]):
         return "\n".join(lines) or "no findings"
 
     def _repr_html_(self) -> str:
-        from llm_perf_opt.report.first_screen import render_findings
+        from llm_perf_opt.report.render.first_screen import render_findings
 
         return render_findings(self._found)
 
@@ -239,6 +239,6 @@ class PerfAnalysis:
 
     def _repr_html_(self) -> str:
         """The first screen of the report."""
-        from llm_perf_opt.report.first_screen import render_first_screen
+        from llm_perf_opt.report.render.first_screen import render_first_screen
 
         return render_first_screen(self._source.first_screen())

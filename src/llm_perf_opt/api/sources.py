@@ -16,7 +16,7 @@ from llm_perf_opt.system.files import real_path
 if TYPE_CHECKING:
     from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis
     from llm_perf_opt.pipeline.analyze.read import AnalyzedCaptures, ReadFiles
-    from llm_perf_opt.report.first_screen import FirstScreen
+    from llm_perf_opt.report.render.first_screen import FirstScreen
     from llm_perf_opt.report.run_files import RunFiles
     from llm_perf_opt.report.view.report import ReportView
     from llm_perf_opt.sql.events import CaptureEvents, ViewRows
@@ -121,7 +121,7 @@ class CaptureFiles:
         return {**_nothing(), **events, **_answers(lambda: self.diagnosis)}
 
     def first_screen(self) -> "FirstScreen":
-        from llm_perf_opt.report.first_screen import screen_of_capture
+        from llm_perf_opt.report.render.first_screen import screen_of_capture
 
         return screen_of_capture(self.name, self.captured, self.diagnosis)
 
@@ -220,7 +220,7 @@ class RunDirectory:
         return {**events, **_answers(lambda: self.diagnosis), **self._of_run()}
 
     def first_screen(self) -> "FirstScreen":
-        from llm_perf_opt.report.first_screen import screen_of_run
+        from llm_perf_opt.report.render.first_screen import screen_of_run
 
         return screen_of_run(self.view)
 

@@ -204,7 +204,7 @@ def _write(path: Path, data: bytes) -> None:
 def _numbers(run: IndexedRun, target: str) -> bytes:
     labels = {name: run.labels[name] for name in LABELS if run.labels[name]}
     if target == OTLP:
-        from llm_perf_opt.report.otlp import render_otlp
+        from llm_perf_opt.report.render.otlp import render_otlp
 
         time_ns = int(datetime.fromisoformat(run.created_at).timestamp()) * 10**9
         text = render_otlp(run.numbers, labels, time_ns=time_ns)
@@ -217,8 +217,8 @@ def _stacks(run: IndexedRun, args: argparse.Namespace) -> bytes:
     from llm_perf_opt.system.arrays import load_numpy
 
     load_numpy()
+    from llm_perf_opt.report.render.stacks import NONE_FOUND, collapsed, host_stacks, speedscope, stack_profiles
     from llm_perf_opt.report.run_files import read_run_files
-    from llm_perf_opt.report.stacks import NONE_FOUND, collapsed, host_stacks, speedscope, stack_profiles
 
     run_dir = args.source[0]
     manifest = read_manifest(run_dir)

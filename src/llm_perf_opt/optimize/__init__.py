@@ -2,5 +2,5 @@
 
 `plan` makes candidates of the experiments that findings name, each with the most it could gain; `search` says which to
 try next and combines what helped; `verdict` judges measured passes and outputs; `recommend` says what to do with it;
-`document` is what optimize.json holds.
+`document` is what optimize.json holds. Sub-package: `server`, the same for the settings of a server.
 """

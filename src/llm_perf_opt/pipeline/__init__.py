@@ -9,6 +9,8 @@ provenance  what the run was made with: env.json, config.yaml, inputs.yaml
 index    one run of many: its labels, keys and numbers
 catalogue  thousands of runs, from an index beside them
 loaded_run  a run that was made, as an object with its numbers
+run_result  what a run came to, as one document
+share    a copy of a run for others, redacted
 stores   runs sent to an object store or another host, and listed there
 sweep    the runs of a sweep as one table, and the front nobody beats
 console  what the user sees meanwhile, and the lines a run ends with

@@ -19,9 +19,10 @@ from llm_perf_opt.diagnosis.host.owners import busiest, host_rows
 from llm_perf_opt.diagnosis.host.stacks import of_program, read_stacks
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.observed import LineNames
-from llm_perf_opt.profiling.sampled import SourceLines, find_sampler
+from llm_perf_opt.profiling.sampled import SourceLines
 from llm_perf_opt.system.nvml import sample_gpu
 from llm_perf_opt.system.process import CommandResult, allowed_environment, run_command
+from llm_perf_opt.system.py_spy import find_sampler
 from llm_perf_opt.system.redact import Redactor
 
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")

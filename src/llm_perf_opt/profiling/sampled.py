@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,10 @@ from llm_perf_opt.profiling.observed import (
 )
 from llm_perf_opt.profiling.program import phase_limit
 from llm_perf_opt.system.process import CommandResult, program_title
+from llm_perf_opt.system.py_spy import find_sampler
 from llm_perf_opt.system.redact import Redactor
 
 LAUNCHER = Path(__file__).with_name("launch_sampled.py")
-SAMPLER = "py-spy"
 # Stacks are written after the program's time is up.
 WRITE_S = 30.0
 # Threads that work for a smaller part of the pass cannot hold up the main thread.
@@ -91,20 +90,6 @@ class NothingSampled(CommandFailed):
     def __init__(self, text: str, *, saw_no_python: bool = False) -> None:
         super().__init__(text)
         self.saw_no_python = saw_no_python
-
-
-def find_sampler() -> tuple[str, str] | None:
-    """py-spy's program and version: that of its package first, else the one on PATH."""
-    try:
-        package = distribution(SAMPLER)
-    except PackageNotFoundError:
-        found = shutil.which(SAMPLER)
-        return None if found is None else (found, SAMPLER)
-    for file in package.files or ():
-        path = Path(str(file.locate()))
-        if file.name == SAMPLER and path.is_file():
-            return str(path.resolve()), f"{SAMPLER} {package.version}"
-    return None
 
 
 def sample_program(ctx: StageContext, *, rate_hz: int, timeout_s: float, holds_gil: bool) -> HostDocument:

@@ -6,8 +6,8 @@ import msgspec
 
 from llm_perf_opt.core.sections import SectionTable, cell_text
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.report.sections.slow_requests import slow_sections
 from llm_perf_opt.serving.requests.records import SLOW_FILE
-from llm_perf_opt.serving.requests.sections import slow_sections
 from llm_perf_opt.serving.requests.stored import explain_run, is_load_run
 from llm_perf_opt.serving.results import BENCH
 from llm_perf_opt.system.json_output import print_json

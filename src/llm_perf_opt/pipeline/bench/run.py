@@ -40,6 +40,8 @@ from llm_perf_opt.pipeline.stores import SyncDocument, claim, upload
 from llm_perf_opt.profiling.vendor.tools import probe_host
 from llm_perf_opt.report.sections.load_pictures import draw_runs, draw_trade, with_pictures
 from llm_perf_opt.report.sections.served_load import bench_metrics, bench_sections
+from llm_perf_opt.report.sections.slow_requests import slow_lines, slow_sections
+from llm_perf_opt.report.sections.startup import startup_lines, startup_sections
 from llm_perf_opt.report.write import write_reports
 from llm_perf_opt.serving.block import result_block
 from llm_perf_opt.serving.capacity import CapacitySearch
@@ -56,7 +58,6 @@ from llm_perf_opt.serving.load import run_level
 from llm_perf_opt.serving.records import LoadRun
 from llm_perf_opt.serving.requests.adapters.choose import StepRecording, record_steps
 from llm_perf_opt.serving.requests.records import SLOW_FILE, SlowDocument
-from llm_perf_opt.serving.requests.sections import slow_lines, slow_sections
 from llm_perf_opt.serving.requests.stored import STEP_FILES, explain_run, write_slow
 from llm_perf_opt.serving.results import (
     BENCH,
@@ -71,7 +72,6 @@ from llm_perf_opt.serving.saturation import recommended, verdict
 from llm_perf_opt.serving.startup.explain import explain_startup
 from llm_perf_opt.serving.startup.records import STARTUP_FILE, StartupDocument
 from llm_perf_opt.serving.startup.sampler import StartupSampler, StartupSamples
-from llm_perf_opt.serving.startup.sections import startup_lines, startup_sections
 from llm_perf_opt.serving.telemetry import gpu_figures, is_local, sampled_gpus
 from llm_perf_opt.serving.traffic.trace import TraceSession
 from llm_perf_opt.serving.vllm_file import vllm_json

@@ -15,7 +15,8 @@ from llm_perf_opt.core.records import Metric, StageFile, StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import StageSkipped
 from llm_perf_opt.profiling.baseline import clean_baseline, own_clean_pass, refuse_failed_program
-from llm_perf_opt.profiling.sampled import SamplerFailed, find_sampler, sample_program
+from llm_perf_opt.profiling.sampled import SamplerFailed, sample_program
+from llm_perf_opt.system.py_spy import find_sampler
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from llm_perf_opt.profiling.sampled import find_sampler
 from llm_perf_opt.serving.startup.stacks import SampledProcess, placed, read_trace
 from llm_perf_opt.system.process import Service, allowed_environment
+from llm_perf_opt.system.py_spy import find_sampler
 from llm_perf_opt.system.redact import Redactor
 
 RATE_HZ = 20
