@@ -1,11 +1,17 @@
 """The rows of the tables of a capture; apart from numpy, so that what only reads them starts at once."""
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING, TypeVar
 
 from llm_perf_opt.capture.kernels.names import distinct_short_names
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Counts = TypeVar("Counts", bound=DataclassInstance)
 
 PUSH_POP, START_END = "push_pop", "start_end"
 
@@ -72,6 +78,12 @@ def copy_way(kind: str) -> str:
     way = next((key for key, words in _WAYS.items() if any(word in text for word in words)), "other")
     memory = next((word for word in ("pageable", "pinned") if word in text), None)
     return f"{way}.{memory}" if memory and way in ("h2d", "d2h") else way
+
+
+def summed(parts: "Sequence[Counts]") -> "Counts":
+    """Records of counts and times as one: whole numbers are added, what else they have is that of the first."""
+    numbers = [field.name for field in fields(parts[0]) if field.type is int]
+    return replace(parts[0], **{name: sum(getattr(part, name) for part in parts) for name in numbers})
 
 
 def rate(size_bytes: int | None, time_ns: int) -> float | None:

@@ -7,6 +7,7 @@ nanoseconds of the capture's own clock.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -127,6 +128,17 @@ class HostEvents:
         """Those that ended after a moment; of what began before it the rest."""
         kept = self.take(self.end_ns > at_ns)
         return replace(kept, start_ns=np.maximum(kept.start_ns, at_ns))
+
+    def near(self, start: int, end: int) -> Ints:
+        """Those that may overlap a time, in the capture's order, found without a look at all of them."""
+        order, starts, reach = self._in_time
+        return np.sort(order[reach.searchsorted(start, "right") : starts.searchsorted(end)])
+
+    @cached_property
+    def _in_time(self) -> tuple[Ints, Ints, Ints]:
+        """The order of the starts, the starts in it, and how far those up to each of them reach."""
+        order = np.argsort(self.start_ns, kind="stable")
+        return order, self.start_ns[order], np.maximum.accumulate(self.end_ns[order])
 
     def name_around(self, thread: Ints, at: Ints) -> Ints:
         """The name of the innermost of them around each moment of a thread, or -1."""

@@ -10,10 +10,8 @@ from llm_perf_opt.capture.critical import critical_paths
 from llm_perf_opt.capture.frames import PythonTree, python_tree
 from llm_perf_opt.capture.idle import LONG_GAP_NS
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
-from llm_perf_opt.capture.memory import MemoryCurve, memory_curves
+from llm_perf_opt.capture.memory import memory_curves
 from llm_perf_opt.capture.operators import (
-    ModuleRow,
-    OperatorRow,
     TraceDetail,
     merge_modules,
     merge_operators,
@@ -95,10 +93,9 @@ def analyze_captures(
     measured = [measure_timeline(capture.timeline) for capture in captures]
     # Ranges of equal names with numbers are one from here on.
     timelines = [m.timeline for m in measured]
+    pairs = list(zip(captures, timelines, strict=True))
     shapes = _shapes(captures, timelines)
-    recorded = [
-        None if c.detail is None else recorded_args(t, c.detail) for c, t in zip(captures, timelines, strict=True)
-    ]
+    recorded = [None if c.detail is None else recorded_args(t, c.detail) for c, t in pairs]
     of_ranks = timelines if ranks_from is None else ranks_from
     ranks = analyze_ranks(
         of_ranks,
@@ -121,8 +118,9 @@ def analyze_captures(
     alone = None if has_kernels else sum_host_alone(timelines)
     diagnosis = _diagnose(evidence, steady, ncu, alone=None if counters else alone, counters=counters)
     sources = tuple(_source(m) for m in evidence.measured)
-    operators = [(c.operators, t) for c, t in zip(captures, timelines, strict=True) if c.operators is not None]
-    modules = [(c.modules, t) for c, t in zip(captures, timelines, strict=True) if c.modules is not None]
+    operators = [operator_rows(t, c.operators) for c, t in pairs if c.operators is not None]
+    modules = [module_rows(t, c.modules) for c, t in pairs if c.modules is not None]
+    curves = [memory_curves(c.detail.memory, t.source) for c, t in pairs if c.detail is not None]
     analysis = CaptureAnalysis(
         sources=sources,
         gpu=_gpu(evidence, sources),
@@ -141,14 +139,14 @@ def analyze_captures(
         diagnosis=diagnosis,
         idle=evidence.report if evidence.has_gpu_work else UNSET,
         streams=or_unset(evidence.streams),
-        operators=_operator_rows(operators) if operators else UNSET,
-        modules=_module_rows(modules) if operators else UNSET,
+        operators=merge_operators(operators) if operators else UNSET,
+        modules=merge_modules(modules) if operators else UNSET,
         ncu=or_unset(ncu),
         counters=counters or UNSET,
         ranks=or_unset(ranks),
         shapes=or_unset(shapes),
         critical_paths=critical_paths(timelines, evidence.ranges) or UNSET,
-        memory=_memory(captures, timelines) or UNSET,
+        memory=tuple(curve for some in curves for curve in some) or UNSET,
         python=_python(evidence.timelines, evidence.details) or UNSET,
         after_setup=UNSET
         if steady is None
@@ -260,19 +258,6 @@ def _shapes(captures: Sequence[RecordedCapture], timelines: Sequence[Timeline]) 
     if not any(one.found for one in sums):
         return None
     return shape_rows(sums, roof_of(gpu_names(timelines), hardware_of(timelines)))
-
-
-def _operator_rows(operators: Sequence[tuple[HostEvents, Timeline]]) -> tuple[OperatorRow, ...]:
-    return merge_operators([operator_rows(t, events) for events, t in operators])
-
-
-def _module_rows(modules: Sequence[tuple[HostEvents, Timeline]]) -> tuple[ModuleRow, ...]:
-    return merge_modules([module_rows(t, events) for events, t in modules])
-
-
-def _memory(captures: Sequence[RecordedCapture], timelines: Sequence[Timeline]) -> tuple[MemoryCurve, ...]:
-    details = [(c.detail, t) for c, t in zip(captures, timelines, strict=True) if c.detail is not None]
-    return tuple(curve for detail, t in details for curve in memory_curves(detail.memory, t.source))
 
 
 def _python(

@@ -12,6 +12,7 @@ from llm_perf_opt.capture.intervals import Ints, union
 from llm_perf_opt.capture.kernels.names import classify_kernel, short_kernel_name
 from llm_perf_opt.capture.tables import communication_kernels
 from llm_perf_opt.capture.timeline import Timeline, join, take
+from llm_perf_opt.diagnosis.claim import Fact, Value
 
 GRAPH = "CUDA graph traced as a whole"
 
@@ -26,6 +27,12 @@ class KernelTime:
     count: int
     time_ns: int
     own_ns: int
+
+
+def kernel_fact(kernel: KernelTime, *, source: str | None = None, **more: Value) -> Fact:
+    """A line of evidence about one kernel: its name, time and launches, and what else is given."""
+    values = {"kernel": kernel.short_name, "time": kernel.time_ns, "count": kernel.count, **more}
+    return Fact(key="kernel", values=values, source=source)
 
 
 class DeviceTime:

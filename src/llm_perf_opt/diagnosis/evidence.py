@@ -25,7 +25,7 @@ from llm_perf_opt.capture.launch_shapes import (
 )
 from llm_perf_opt.capture.ranges import RangeInstances, measure_ranges, merge_range_names
 from llm_perf_opt.capture.ranks.analysis import RanksAnalysis
-from llm_perf_opt.capture.rows import PUSH_POP, CopyRow, Idle, KernelRow, RangeRow
+from llm_perf_opt.capture.rows import PUSH_POP, CopyRow, Idle, KernelRow, RangeRow, summed
 from llm_perf_opt.capture.shapes import ShapesAnalysis, least_fused_ns
 from llm_perf_opt.capture.streams import StreamReport, report_streams
 from llm_perf_opt.capture.tables import idle_of, range_rows, sum_idle
@@ -185,14 +185,7 @@ class CaptureEvidence:
     @cached_property
     def chains(self) -> Chains:
         """Kernels without a matmul that follow each other on a stream: a compiler makes one of each such chain."""
-        parts = [chains_of(timeline, is_fusible) for timeline in self.timelines]
-        return Chains(
-            count=sum(part.count for part in parts),
-            kernel_count=sum(part.kernel_count for part in parts),
-            time_ns=sum(part.time_ns for part in parts),
-            floor_ns=sum(part.floor_ns for part in parts),
-            how=parts[0].how,
-        )
+        return summed([chains_of(timeline, is_fusible) for timeline in self.timelines])
 
     @cached_property
     def attention(self) -> AttentionInPieces:
@@ -204,14 +197,7 @@ class CaptureEvidence:
             )
             for timeline, detail in zip(self.timelines, self.details, strict=True)
         ]
-        return AttentionInPieces(
-            count=sum(part.count for part in parts),
-            product_ns=sum(part.product_ns for part in parts),
-            softmax_ns=sum(part.softmax_ns for part in parts),
-            between_ns=sum(part.between_ns for part in parts),
-            floor_ns=sum(part.floor_ns for part in parts),
-            how=parts[0].how,
-        )
+        return summed(parts)
 
     @cached_property
     def copy_kernels(self) -> tuple[CopyKernelRow, ...]:

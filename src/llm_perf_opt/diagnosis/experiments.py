@@ -1,14 +1,19 @@
-"""What can be tried against a finding, as data: the settings, where they make sense, and the code that does the same.
+"""What can be tried against a finding, as data: settings, where they make sense, and code that does the same.
 
-A cause names those that could save what it claims (`experiments` in its data); `llm-perf optimize` tries them. Several
-causes may name one: then it could save what all of them claim.
+The remedies are the rows of `experiments.toml`. A cause names those that could save what it claims (`experiments` in
+its data); `llm-perf optimize` tries them. Several causes may name one: then it could save what all of them claim.
 """
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
-from llm_perf_opt.core.names import DECODE, PHASES
+import msgspec
+
+from llm_perf_opt.core.names import PHASES
 
 Place = Literal["gpu", "cpu"]
 # Objectives in which more sequences at once can count; the time of one token can only grow with them.
@@ -62,190 +67,14 @@ class Remedy:
     code: str = ""
 
 
-_LOOP = Guard(own_loop=True)
-_TEXT_LOOP = Guard(own_loop=True, text_model=True)
-_GPU_LOOP = Guard(own_loop=True, place="gpu")
-_STATIC = (
-    "from transformers import StaticCache\ncache = StaticCache(config=model.config, max_cache_len=prompt + new_tokens)"
-)
+class _Table(msgspec.Struct):
+    """What `experiments.toml` holds."""
 
-STATIC_CACHE = Remedy(
-    id="static_cache",
-    title="KV cache of a fixed size (static), each token written to its place",
-    sets={"infer.cache": "static"},
-    # On a CPU no class of operators is known: there it is tried wherever operators are above the bound.
-    guard=Guard(own_loop=True, kernel_class="copy"),
-    phases=(DECODE,),
-    changes_kernels=True,
-    code=_STATIC,
-)
-REDUCE_OVERHEAD = Remedy(
-    id="reduce_overhead",
-    title="static cache, decode step compiled with CUDA graphs (reduce-overhead)",
-    sets={"infer.cache": "static", "infer.compile": "reduce-overhead"},
-    guard=_GPU_LOOP,
-    phases=(DECODE,),
-    compile_s=25.0,
-    removes_idle=True,
-    changes_kernels=True,
-    code=f"""\
-{_STATIC}
-step = torch.compile(model.forward, mode="reduce-overhead", dynamic=False)
-# before each step: torch.compiler.cudagraph_mark_step_begin(); clone what must outlive the next one""",
-)
-CUDA_GRAPH = Remedy(
-    id="cuda_graph",
-    title="static cache, decode step replayed from a CUDA graph",
-    sets={"infer.cache": "static", "infer.cuda_graph": "true"},
-    guard=_GPU_LOOP,
-    phases=(DECODE,),
-    compile_s=1.0,
-    removes_idle=True,
-    code=f"""\
-{_STATIC}
-graph = torch.cuda.CUDAGraph()  # after two steps on a side stream, with inputs at fixed addresses
-with torch.no_grad(), torch.cuda.graph(graph):
-    logits = model(input_ids=token, past_key_values=cache, position_ids=positions).logits[:, -1]
-    positions.add_(1)
-# each step: token.copy_(next_token); graph.replay()""",
-)
-COMPILE = Remedy(
-    id="compile",
-    title="static cache, decode step compiled (torch.compile)",
-    sets={"infer.cache": "static", "infer.compile": "default"},
-    guard=_LOOP,
-    phases=(DECODE,),
-    compile_s=20.0,
-    removes_idle=True,
-    changes_kernels=True,
-    code=f"{_STATIC}\nstep = torch.compile(model.forward, dynamic=False)",
-)
-MAX_AUTOTUNE = Remedy(
-    id="max_autotune",
-    title="static cache, decode step compiled and its products tuned (max-autotune)",
-    sets={"infer.cache": "static", "infer.compile": "max-autotune"},
-    guard=_GPU_LOOP,
-    phases=(DECODE,),
-    compile_s=150.0,
-    removes_idle=True,
-    changes_kernels=True,
-    code=f'{_STATIC}\nstep = torch.compile(model.forward, mode="max-autotune", dynamic=False)',
-)
-JOINED_PROJECTIONS = Remedy(
-    id="joined_projections",
-    title="q, k and v, and gate and up projections as one product each",
-    sets={"model.join_projections": "true"},
-    guard=_TEXT_LOOP,
-    # Fewer launches too.
-    removes_idle=True,
-    changes_kernels=True,
-    code="""\
-from llm_perf_opt.workload.models.joined import join_projections  # torch.cat of the weights, one linear, split
-join_projections(model)""",
-)
-FP8_WEIGHTS = Remedy(
-    id="fp8_weights",
-    title="fp8 weights and activations (torchao)",
-    sets={"model.quantization": "fp8"},
-    guard=Guard(own_loop=True, text_model=True, place="gpu", package="torchao"),
-    is_lossy=True,
-    lowers_bound=True,
-    code="""\
-from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, quantize_
-quantize_(model, Float8DynamicActivationFloat8WeightConfig())""",
-)
-INT8_WEIGHTS = Remedy(
-    id="int8_weights",
-    title="int8 weights (torchao)",
-    sets={"model.quantization": "int8"},
-    guard=Guard(own_loop=True, text_model=True, package="torchao"),
-    is_lossy=True,
-    lowers_bound=True,
-    code="from torchao.quantization import Int8WeightOnlyConfig, quantize_\nquantize_(model, Int8WeightOnlyConfig())",
-)
-BFLOAT16 = Remedy(
-    id="bfloat16",
-    title="bfloat16 instead of float32",
-    sets={"model.dtype": "bfloat16"},
-    guard=Guard(dtypes=("float32", "fp32")),
-    is_lossy=True,
-    lowers_bound=True,
-    code="model = model.to(torch.bfloat16)",
-)
-SDPA = Remedy(
-    id="sdpa",
-    title="attention by torch's scaled_dot_product_attention",
-    sets={"model.attention": "sdpa"},
-    guard=Guard(own_loop=True, text_model=True, kernel_class="attention"),
-    changes_kernels=True,
-    code='model.set_attn_implementation("sdpa")',
-)
-FLASH_ATTENTION = Remedy(
-    id="flash_attention",
-    title="attention by flash_attn",
-    sets={"model.attention": "flash_attention_2"},
-    guard=Guard(own_loop=True, text_model=True, place="gpu", package="flash_attn", kernel_class="attention"),
-    changes_kernels=True,
-    code='model.set_attn_implementation("flash_attention_2")',
-)
-FLEX_ATTENTION = Remedy(
-    id="flex_attention",
-    title="attention compiled for its mask (flex_attention)",
-    sets={"model.attention": "flex_attention"},
-    guard=Guard(own_loop=True, text_model=True, place="gpu", kernel_class="attention"),
-    compile_s=20.0,
-    changes_kernels=True,
-    code='model.set_attn_implementation("flex_attention")',
-)
-LARGER_BATCH = Remedy(
-    id="batch_x4",
-    title="four times the sequences at once",
-    batch=4,
-    guard=Guard(own_loop=True, text_model=True, throughput=True),
-    code="# pad the prompts of a batch on the left and mask the padding",
-)
-LARGEST_BATCH = Remedy(
-    id="batch_x16",
-    title="sixteen times the sequences at once",
-    batch=16,
-    guard=Guard(own_loop=True, text_model=True, throughput=True),
-    code="# pad the prompts of a batch on the left and mask the padding",
-)
-ONE_THREAD = Remedy(
-    id="one_thread",
-    title="one thread for each operator (OMP_NUM_THREADS=1)",
-    environment={"OMP_NUM_THREADS": "1"},
-    guard=Guard(place="cpu"),
-    removes_idle=True,
-    code="torch.set_num_threads(1)",
-)
-EXPANDABLE_SEGMENTS = Remedy(
-    id="expandable_segments",
-    title="an allocator whose segments grow (expandable_segments)",
-    environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
-    guard=Guard(place="gpu"),
-    code='os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # before torch is imported',
-)
+    remedy: tuple[Remedy, ...]
 
-# By id, as the causes name them.
-EXPERIMENTS: Mapping[str, Remedy] = {
-    remedy.id: remedy
-    for remedy in (
-        STATIC_CACHE,
-        REDUCE_OVERHEAD,
-        CUDA_GRAPH,
-        COMPILE,
-        MAX_AUTOTUNE,
-        JOINED_PROJECTIONS,
-        FP8_WEIGHTS,
-        INT8_WEIGHTS,
-        BFLOAT16,
-        SDPA,
-        FLASH_ATTENTION,
-        FLEX_ATTENTION,
-        LARGER_BATCH,
-        LARGEST_BATCH,
-        ONE_THREAD,
-        EXPANDABLE_SEGMENTS,
-    )
-}
+
+@cache
+def load_experiments() -> Mapping[str, Remedy]:
+    """By id, as the causes name them."""
+    text = Path(__file__).with_name("experiments.toml").read_text(encoding="utf-8")
+    return {remedy.id: remedy for remedy in msgspec.convert(tomllib.loads(text), _Table).remedy}

@@ -5,8 +5,11 @@ with nothing overlapped. The idle side: `idle.<cause>`, split by what the host d
 the GPU work: `host.before`, `host.after`. A scope without a GPU: `host.operators`, `host.outside`.
 """
 
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 COMPUTE, COMMUNICATION, COPY = "gpu.compute", "gpu.communication", "gpu.copy"
 LAUNCH, SYNC, HELD_SYNC, DEVICE_GAPS, LATE_STARTS = (
@@ -93,3 +96,16 @@ def fitted(weights: Mapping[str, float], total_ns: int) -> dict[str, int]:
     parts = {key: int(total_ns * weight / whole) for key, weight in weights.items()}
     parts[max(weights, key=lambda key: (weights[key], key))] += total_ns - sum(parts.values())
     return parts
+
+
+@cache
+def cell_names() -> Mapping[str, str]:
+    """Names for people by the id of a cell: `cells.toml`."""
+    return tomllib.loads(Path(__file__).with_name("cells.toml").read_text(encoding="utf-8"))
+
+
+def cell_name(cell: str) -> str:
+    """A cell's name for people: that of the nearest cell above it that has one."""
+    parts = cell.split(".")
+    names = (cell_names().get(".".join(parts[:length])) for length in range(len(parts), 0, -1))
+    return next((name for name in names if name is not None), cell)

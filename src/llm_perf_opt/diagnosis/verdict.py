@@ -14,7 +14,7 @@ from llm_perf_opt.diagnosis.document import (
     VerdictKind,
 )
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, runs_on
-from llm_perf_opt.diagnosis.ledger import COMMUNICATION, COMPUTE, NOT_RECORDED, Cell
+from llm_perf_opt.diagnosis.ledger import COMMUNICATION, COMPUTE, NOT_RECORDED, Cell, cell_name
 from llm_perf_opt.diagnosis.scope import Scope
 from llm_perf_opt.diagnosis.waterfall import ENABLE_CLEAN
 
@@ -35,76 +35,6 @@ RECORD = {
     "torch_trace": "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`",
     "rocpd": "`rocprofv3 --sys-trace`",
     "nsys_trace": "`nsys profile --trace=cuda,nvtx,osrt`",
-}
-CELL_NAMES = {
-    "gpu.compute": "kernels",
-    "gpu.communication": "exposed communication",
-    "gpu.copy": "exposed copies",
-    "idle.launch": "CPU launch overhead",
-    "idle.sync": "synchronization",
-    "idle.held_sync": "queued work that does not start",
-    "idle.late_starts": "queued kernels that are stalled",
-    "idle.device_gaps": "gaps between queued kernels",
-    "idle.startup": "start-up",
-    "idle.recompilation": "recompilation",
-    "idle.stalls": "stalls of the host",
-    "idle.data_loading": "data loading",
-    "idle.allocation": "memory allocation",
-    "idle.rank_wait": "waiting for other ranks",
-    "idle.profiler": "the profiler's own pauses",
-    "idle.blocked": "a blocked host thread",
-    "idle.blocked.gil": "waiting for the GIL",
-    "idle.host": "host work",
-    "idle.unrecorded_launch": "launches not recorded",
-    "idle.unrecorded_host": "host activity not recorded",
-    "host.startup": "start-up",
-    "host.before": "host work before the first kernel",
-    "host.after": "host work after the last kernel",
-    "host.operators": "operators",
-    "host.outside": "outside operators",
-    "host.work": "other work on the host",
-    "host.work.python": "Python",
-    "host.work.operators": "array operations",
-    "host.work.json": "serialisation",
-    "host.work.logging": "logging",
-    "host.work.regex": "regular expressions",
-    "host.work.tokenise": "tokenisation",
-    "host.work.gc": "garbage collection",
-    "host.work.recompile": "recompilation",
-    "host.work.copy": "copying objects",
-    "host.work.hash": "hashing",
-    "host.work.compress": "compression",
-    "host.work.random": "random numbers",
-    "host.work.sort": "sorting",
-    "host.work.dataframe": "DataFrame work",
-    "host.work.item": "reading single values out of tensors",
-    "host.work.small_tensors": "small tensor operations",
-    "host.work.elements": "loops over array elements",
-    "host.work.growing_arrays": "growing arrays",
-    "host.work.allocation": "memory allocation",
-    "host.work.float64": "arithmetic in float64",
-    "host.work.checks": "checks",
-    "host.work.parse": "parsing",
-    "host.work.image": "images",
-    "host.work.text": "strings",
-    "host.work.search": "list searches",
-    "host.work.database": "database",
-    "host.work.one_thread": "array operations on one thread",
-    "host.data_loading": "data loading",
-    "host.disk": "files",
-    "host.wait": "waiting",
-    "host.wait.sleep": "sleep",
-    "host.wait.lock": "waiting for a thread",
-    "host.wait.gil": "waiting for the GIL",
-    "host.wait.process": "waiting for a process",
-    "host.wait.network": "network",
-    "host.wait.cpu": "waiting for a processor",
-    "host.exit": "exit",
-    "host.startup.imports": "imports",
-    "host.startup.model": "model construction",
-    "host.startup.compile": "compilation",
-    "host.startup.interpreter": "interpreter start",
-    "host.unsampled": "not sampled",
 }
 
 
@@ -281,13 +211,6 @@ def _together(cells: Sequence[Cell]) -> list[Cell]:
         key = ".".join(cell.id.split(".")[:2])
         found[key] = found.get(key, 0) + cell.time_ns
     return [Cell(id=key, time_ns=time_ns) for key, time_ns in found.items()]
-
-
-def cell_name(cell: str) -> str:
-    """A cell's name for people: that of the nearest cell above it that has one."""
-    parts = cell.split(".")
-    names = (CELL_NAMES.get(".".join(parts[:length])) for length in range(len(parts), 0, -1))
-    return next((name for name in names if name is not None), cell)
 
 
 def coverage_of(evidence: CaptureEvidence, scopes: Sequence[Scope], *, counted: int = 0) -> Coverage:

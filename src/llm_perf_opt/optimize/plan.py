@@ -11,7 +11,7 @@ from llm_perf_opt.comparison.statistics import shared_among
 from llm_perf_opt.core.names import DECODE, PHASES, PREFILL
 from llm_perf_opt.core.units import format_factor, format_ms
 from llm_perf_opt.diagnosis.claim import Finding
-from llm_perf_opt.diagnosis.experiments import EXPERIMENTS, THROUGHPUT, Remedy
+from llm_perf_opt.diagnosis.experiments import THROUGHPUT, Remedy, load_experiments
 from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.diagnosis.scope import LAUNCH_BOUND_IDLE
 from llm_perf_opt.optimize.document import ExperimentRow, ExperimentStatus, Objective, PredictedBound
@@ -322,7 +322,7 @@ def left_words(findings: Sequence[Finding], rows: Sequence[ExperimentRow]) -> tu
 
 
 def _experiments(finding: Finding) -> tuple[Remedy, ...]:
-    return tuple(EXPERIMENTS[name] for name in finding.experiments if name in EXPERIMENTS)
+    return tuple(load_experiments()[name] for name in finding.experiments if name in load_experiments())
 
 
 def _left_ms(phase: PhaseFacts, findings: Sequence[Finding], remedies: Sequence[Remedy]) -> tuple[float, str]:

@@ -5,7 +5,7 @@ import string
 import pytest
 
 from llm_perf_opt.diagnosis.cause import FOLDER, Cause, load_causes
-from llm_perf_opt.diagnosis.experiments import EXPERIMENTS
+from llm_perf_opt.diagnosis.experiments import load_experiments
 from llm_perf_opt.diagnosis.words import COUNTED, FORMATS, fill
 from scripts.causes_table import PAGE, table
 from tests.support.fixtures_dir import REPO
@@ -33,7 +33,7 @@ def test_no_row_of_advice_hides_behind_one_before_it(cause: Cause) -> None:
 @pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.id)
 def test_experiments_and_number_formats_exist(cause: Cause) -> None:
     named = {name for row in cause.advice for name in row.experiments} | set(cause.experiments)
-    assert named <= EXPERIMENTS.keys()
+    assert named <= load_experiments().keys()
     texts = [*cause.titles.values(), *cause.evidence.values(), *cause.floors.values(), *cause.caveats.values()]
     for text in (*texts, *(row.text for row in cause.advice)):
         for _, field, spec, _ in string.Formatter().parse(text):

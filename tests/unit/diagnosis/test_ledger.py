@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.diagnosis.ledger import Cell, balanced, fitted
-from llm_perf_opt.diagnosis.verdict import CELL_NAMES, cell_name
+from llm_perf_opt.diagnosis.ledger import Cell, balanced, cell_name, cell_names, fitted
 from tests.support.verdicts import analyze, captures
 
 AT_HAND = dict(captures())
@@ -46,7 +45,7 @@ def test_the_ledger_of_every_capture_sums_to_its_wall_time(name: str) -> None:
     for scope in analysis.diagnosis.scopes:
         assert sum(cell.time_ns for cell in scope.cells) == scope.wall_ns > 0
         assert all(cell.time_ns > 0 for cell in scope.cells)
-        assert all(cell_name(cell.id) in CELL_NAMES.values() for cell in scope.cells)
+        assert all(cell_name(cell.id) in cell_names().values() for cell in scope.cells)
     whole = analysis.diagnosis.scope("capture")
     if whole is not None and analysis.gpu.span_ns:
         assert whole.wall_ns == analysis.judged_ns

@@ -10,16 +10,7 @@ from llm_perf_opt.comparison.gate import parse_condition
 from llm_perf_opt.comparison.stability import RepeatedValue
 from llm_perf_opt.diagnosis.cause import load_causes
 from llm_perf_opt.diagnosis.claim import Finding
-from llm_perf_opt.diagnosis.experiments import (
-    COMPILE,
-    CUDA_GRAPH,
-    EXPERIMENTS,
-    INT8_WEIGHTS,
-    LARGER_BATCH,
-    REDUCE_OVERHEAD,
-    Guard,
-    Remedy,
-)
+from llm_perf_opt.diagnosis.experiments import Guard, Remedy, load_experiments
 from llm_perf_opt.diagnosis.facts import PhaseKernel, RunFacts
 from llm_perf_opt.diagnosis.run import diagnose_run
 from llm_perf_opt.optimize.document import (
@@ -61,6 +52,11 @@ from llm_perf_opt.pipeline.compose import ConfigEntry, compose_config
 from llm_perf_opt.report.optimize.page import gain_bars
 from llm_perf_opt.report.optimize.text import row_cells
 from tests.support.report_facts import bound, facts, gpu, idle, kernel, ms, phase
+
+EXPERIMENTS = load_experiments()
+COMPILE, CUDA_GRAPH, INT8_WEIGHTS, LARGER_BATCH, REDUCE_OVERHEAD = (
+    EXPERIMENTS[key] for key in ("compile", "cuda_graph", "int8_weights", "batch_x4", "reduce_overhead")
+)
 
 COSTS = Costs(start_s=10.0, pass_s=1.0)
 CAT = kernel("CatArrayBatchedCopy", "copy", 1.2, 100)

@@ -10,7 +10,7 @@ import torch
 
 from llm_perf_opt.config.schema import InferSection
 from llm_perf_opt.core.names import SOURCE_NODES_FILE
-from llm_perf_opt.diagnosis.experiments import EXPERIMENTS
+from llm_perf_opt.diagnosis.experiments import load_experiments
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.plugins.memory.watcher import storages_of
 from llm_perf_opt.profiling.generated import read_nodes
@@ -248,7 +248,7 @@ def test_the_code_a_remedy_gives_to_paste_runs() -> None:
     """That of remedies which need neither a GPU nor another package; a compiled step is made here, not run."""
     threads = torch.get_num_threads()
     ran = []
-    for remedy in EXPERIMENTS.values():
+    for remedy in load_experiments().values():
         if remedy.guard.place == "gpu" or remedy.guard.package is not None or remedy.batch > 1:
             continue
         module = load_preset("model=llama_tiny", "dataset=synthetic").module

@@ -13,6 +13,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 OTHER = "other"
+# Longer names are cut: a name is for reading, and a report must stay a report.
+MAX_NAME = 4096
 CLASSES = (
     "GEMM", "attention", "MoE", "norm", "elementwise", "reduction", "copy", "communication",
     "convolution", "quantisation", "sampling", "embedding", "KV cache", OTHER,
@@ -184,6 +186,11 @@ def _words(name: str) -> list[str]:
                 _MANGLED_NUMBER.findall(word) if word.startswith("_Z") else [part for part in word.split("_") if part]
             )
     return found
+
+
+def cut_name(name: str) -> str:
+    """A name no longer than `MAX_NAME`."""
+    return name if len(name) <= MAX_NAME else name[:MAX_NAME] + "…"
 
 
 def as_utf8(text: str) -> str:

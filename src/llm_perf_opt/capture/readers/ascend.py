@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 from llm_perf_opt.capture.intervals import Ints
-from llm_perf_opt.capture.readers.torch_trace import MARKED_BY_TORCH, MAX_NAME, MIN_FRAME_NS, TorchTrace
+from llm_perf_opt.capture.kernels.names import cut_name
+from llm_perf_opt.capture.readers.torch_trace import MARKED_BY_TORCH, MIN_FRAME_NS, TorchTrace
 from llm_perf_opt.capture.readers.trace_decode import LATEST_NS, MODULE_PREFIX, digits_to_ns
 from llm_perf_opt.capture.readers.trace_rare import categories_of, not_from_torch
 from llm_perf_opt.capture.readers.trace_text import TraceText, read_chunks, read_with_cuts
@@ -126,8 +127,7 @@ class _Collected:
             return
         rows = {"cpu_op": self.operators, "user_annotation": self.ranges, "python_function": self.frames}
         kind = "" if event.args is None or event.args.kind is None else str(event.args.kind)
-        name = str(event.name)
-        code = self.names[name if len(name) <= MAX_NAME else name[:MAX_NAME] + "…"]
+        code = self.names[cut_name(str(event.name))]
         thread = (event.pid, event.tid)
         rows.get(str(event.cat or ""), self.others).add(start_ns, round(1000 * length), code, thread, kind)
 

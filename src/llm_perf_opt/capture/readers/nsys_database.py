@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from llm_perf_opt.capture.intervals import Flags, Ints
+from llm_perf_opt.capture.kernels.names import MAX_NAME
 from llm_perf_opt.capture.readers.sqlite_pages import NotPlain, OutOfOrder, PageReader, Rows
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.system.arrays import keep_freed_memory
@@ -19,8 +20,6 @@ from llm_perf_opt.system.files import real_path
 MAGIC = b"SQLite format 3\x00"
 # Above this many ids the whole string table is read instead of asking for each.
 MANY_IDS = 20_000
-# Longer names are cut: a name is for reading, and a report must stay a report.
-MAX_NAME = 4096
 # A century and a half from 1970; the difference of two such times still is a 64-bit number.
 LATEST_NS = 2**62
 # The first letters of a table or view only their databases have.

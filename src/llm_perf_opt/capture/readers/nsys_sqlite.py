@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from llm_perf_opt.capture.intervals import Flags, Ints
-from llm_perf_opt.capture.kernels.names import as_utf8
+from llm_perf_opt.capture.kernels.names import MAX_NAME, as_utf8, cut_name
 from llm_perf_opt.capture.readers.nsys_columns import (
     Ids,
     LeftOut,
@@ -30,7 +30,7 @@ from llm_perf_opt.capture.readers.nsys_columns import (
     migrated,
     read_events,
 )
-from llm_perf_opt.capture.readers.nsys_database import LATEST_NS, MAX_NAME, NsysDatabase, as_text, open_nsys_database
+from llm_perf_opt.capture.readers.nsys_database import LATEST_NS, NsysDatabase, as_text, open_nsys_database
 from llm_perf_opt.capture.timeline import (
     Activities,
     Calls,
@@ -614,5 +614,4 @@ def _apart_from_gil(ranges: Ranges, names: tuple[str, ...]) -> tuple[Ranges, Hos
 def _range_name(text: bytes | None) -> str | None:
     if text is None:
         return None
-    name = as_text(text)
-    return name if len(name) <= MAX_NAME else name[:MAX_NAME] + "…"
+    return cut_name(as_text(text))

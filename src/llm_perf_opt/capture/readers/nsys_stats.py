@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from math import isfinite, nan
 from pathlib import Path
 
+from llm_perf_opt.capture.kernels.names import cut_name
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.system.files import decode_text
 
 # Nanoseconds of ten years have eighteen.
 MOST_DIGITS = 18
-MAX_NAME = 4096
 HEAD_BYTES = 1 << 16
 MAKE_ONE = "make a kernel summary with `nsys stats --report cuda_gpu_kern_sum --format csv REPORT.nsys-rep`"
 _NS = {"ns": 1.0, "nsec": 1.0, "us": 1e3, "usec": 1e3, "µs": 1e3, "ms": 1e6, "msec": 1e6, "s": 1e9, "sec": 1e9}
@@ -288,7 +288,7 @@ def _row(cells: Mapping[str, str], table: _Table, where: str) -> SummaryRow | No
     if instances is None or total is None:
         raise ParseError(f"{where}: Instances and Total Time (ns) must be whole numbers")
     return SummaryRow(
-        name=name if len(name) <= MAX_NAME else name[:MAX_NAME] + "…",
+        name=cut_name(name),
         instances=instances,
         total_ns=total,
         time_pct=number("Time (%)"),

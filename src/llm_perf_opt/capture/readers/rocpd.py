@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from llm_perf_opt.capture.intervals import Flags, Ints
+from llm_perf_opt.capture.kernels.names import cut_name
 from llm_perf_opt.capture.readers.nsys_columns import LeftOut, check_times
-from llm_perf_opt.capture.readers.nsys_database import MAX_NAME, NsysDatabase, open_database
+from llm_perf_opt.capture.readers.nsys_database import NsysDatabase, open_database
 from llm_perf_opt.capture.timeline import (
     Activities,
     Calls,
@@ -156,8 +157,7 @@ class _Reader:
         return np.where(found > 0, found, -1)
 
     def _name(self, text: Any) -> int:
-        name = "(no name)" if text is None else str(text)
-        return self._names[name if len(name) <= MAX_NAME else name[:MAX_NAME] + "…"]
+        return self._names["(no name)" if text is None else cut_name(str(text))]
 
     def _kernels(self) -> tuple[Activities, tuple[LaunchShape, ...]]:
         columns = self._columns(KERNELS, (*_WORK.values(), "agent_type_index", *_SHAPE))

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from llm_perf_opt.capture.intervals import Ints
-from llm_perf_opt.capture.kernels.names import as_utf8
+from llm_perf_opt.capture.kernels.names import as_utf8, cut_name
 from llm_perf_opt.capture.memory import MemoryEvents
 from llm_perf_opt.capture.operators import TraceDetail
 from llm_perf_opt.capture.readers.trace_decode import (
@@ -55,7 +55,6 @@ from llm_perf_opt.core.host import usable_cores
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.system.arrays import keep_freed_memory
 
-MAX_NAME = 4096
 # The profiler numbers operators one after the other. A trace of so many that holds less than half was thinned out.
 MIN_NUMBERED, THINNED = 100, 0.5
 MIN_FRAME_NS = round(1000 * MIN_FRAME_US)
@@ -138,7 +137,7 @@ class _Collected:
         self._parts: list[dict[str, list[Ints]]] = [{c: [] for c in _COLUMNS} for _ in KINDS]
 
     def add(self, piece: Piece) -> None:
-        name = np.array([self.names.setdefault(_cut(n), len(self.names)) for n in piece.names], np.int32)
+        name = np.array([self.names.setdefault(cut_name(n), len(self.names)) for n in piece.names], np.int32)
         thread = np.array([self.threads.setdefault(t, len(self.threads)) for t in piece.threads], np.int32)
         shape = np.array([self.shapes.setdefault(_shape(s), len(self.shapes)) for s in piece.shapes], np.int32)
         recode = {"name": name, "thread": thread, "shape": shape}
@@ -430,10 +429,6 @@ def _producer(head: dict[str, Any]) -> str:
 
 def _text(head: dict[str, Any], key: str) -> str | None:
     return as_utf8(str(head[key])) if key in head else None
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= MAX_NAME else name[:MAX_NAME] + "…"
 
 
 def _shape(text: bytes) -> str:

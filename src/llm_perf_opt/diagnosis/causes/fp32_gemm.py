@@ -2,7 +2,7 @@
 
 from llm_perf_opt.capture.kernels.gemm_names import gemm_traits
 from llm_perf_opt.diagnosis.claim import Claim, Fact, Value
-from llm_perf_opt.diagnosis.device_time import KernelTime
+from llm_perf_opt.diagnosis.device_time import KernelTime, kernel_fact
 from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.scope import Scope
 from llm_perf_opt.model.hardware.gpu_generation import GpuGeneration, gpu_generation
@@ -42,18 +42,7 @@ def judge(scope: Scope, program: Program) -> Claim | None:
         "target": target,
         "ratio": ratio or 1.0,
     }
-    facts = [
-        Fact(
-            key="kernel",
-            values={
-                "kernel": kernel.short_name,
-                "time": kernel.time_ns,
-                "count": kernel.count,
-                "precision": precisions[kernel.name],
-            },
-        )
-        for kernel in rows[:SHOWN]
-    ]
+    facts = [kernel_fact(kernel, precision=precisions[kernel.name]) for kernel in rows[:SHOWN]]
     if generation is not None and has_floor:
         how = generation.ratio_how or ""
         facts.append(Fact(key="gpu", values={"generation": generation.name, "how": how}))

@@ -1,7 +1,8 @@
 """Kernels that ncu found with few resident warps and far from both rooflines."""
 
 from llm_perf_opt.capture.kernels.ncu_records import NcuKernel
-from llm_perf_opt.diagnosis.claim import Claim, Fact
+from llm_perf_opt.diagnosis.claim import Claim
+from llm_perf_opt.diagnosis.device_time import kernel_fact
 from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
@@ -21,16 +22,8 @@ def judge(scope: Scope, _: Program) -> Claim | None:
         floor_ns=round(sum(kernel.own_ns * min(1.0, (_roof_pct(ncu) or 0.0) / 100) for kernel, ncu in rows)),
         floor="roof",
         evidence=tuple(
-            Fact(
-                key="kernel",
-                values={
-                    "kernel": kernel.short_name,
-                    "time": kernel.time_ns,
-                    "count": kernel.count,
-                    "occupancy": ncu.occupancy_pct or 0.0,
-                    "limiter": limiter(ncu),
-                },
-                source=scope.ncu_source or None,
+            kernel_fact(
+                kernel, source=scope.ncu_source or None, occupancy=ncu.occupancy_pct or 0.0, limiter=limiter(ncu)
             )
             for kernel, ncu in rows[:SHOWN]
         ),

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.diagnosis.claim import Claim, Fact
+from llm_perf_opt.diagnosis.claim import Claim
+from llm_perf_opt.diagnosis.device_time import kernel_fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 if TYPE_CHECKING:
@@ -26,17 +27,7 @@ def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
         floor_ns=round(sum(kernel.own_ns * min(1.0, roof / 100) for kernel, roof in rows)),
         floor="roof",
         evidence=tuple(
-            Fact(
-                key="kernel",
-                values={
-                    "kernel": kernel.short_name,
-                    "time": kernel.time_ns,
-                    "count": kernel.count,
-                    "roof": roof,
-                },
-                source=scope.ncu_source or None,
-            )
-            for kernel, roof in rows[:SHOWN]
+            kernel_fact(kernel, source=scope.ncu_source or None, roof=roof) for kernel, roof in rows[:SHOWN]
         ),
         confidence=cause.confidence,
     )

@@ -1,7 +1,7 @@
 """GEMMs that do not fill the GPU: by ncu less than one wave of blocks, else shorter than a few launches take."""
 
-from llm_perf_opt.diagnosis.claim import Claim, Fact
-from llm_perf_opt.diagnosis.device_time import KernelTime
+from llm_perf_opt.diagnosis.claim import Claim
+from llm_perf_opt.diagnosis.device_time import KernelTime, kernel_fact
 from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
@@ -25,16 +25,11 @@ def judge(scope: Scope, _: Program) -> Claim | None:
         floor_ns=floor,
         floor="roof" if is_known else None,
         evidence=tuple(
-            Fact(
-                key="kernel",
-                values={
-                    "kernel": kernel.short_name,
-                    "time": kernel.time_ns,
-                    "count": kernel.count,
-                    "mean": kernel.time_ns / max(kernel.count, 1),
-                    "waves": _waves(kernel, scope),
-                },
+            kernel_fact(
+                kernel,
                 source=scope.ncu_source or None if kernel.name in scope.ncu else None,
+                mean=kernel.time_ns / max(kernel.count, 1),
+                waves=_waves(kernel, scope),
             )
             for kernel in rows[:SHOWN]
         ),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from llm_perf_opt.capture.kernels.names import is_fusible
 from llm_perf_opt.diagnosis.claim import Claim, Fact
-from llm_perf_opt.diagnosis.device_time import KernelTime
+from llm_perf_opt.diagnosis.device_time import KernelTime, kernel_fact
 from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
@@ -53,14 +53,5 @@ def judge(scope: Scope, _: Program) -> Claim | None:
 
 def _shown(rows: Sequence[KernelTime]) -> tuple[Fact, ...]:
     return tuple(
-        Fact(
-            key="kernel",
-            values={
-                "kernel": row.short_name,
-                "time": row.time_ns,
-                "count": row.count,
-                "kernel_class": row.kernel_class,
-            },
-        )
-        for row in sorted(rows, key=lambda row: -row.time_ns)[:SHOWN]
+        kernel_fact(row, kernel_class=row.kernel_class) for row in sorted(rows, key=lambda row: -row.time_ns)[:SHOWN]
     )

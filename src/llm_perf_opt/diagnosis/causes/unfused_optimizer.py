@@ -4,6 +4,7 @@ import re
 
 from llm_perf_opt.capture.floors import optimizer_passes
 from llm_perf_opt.diagnosis.claim import Claim, Fact
+from llm_perf_opt.diagnosis.device_time import kernel_fact
 from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
@@ -43,10 +44,7 @@ def judge(scope: Scope, _: Program) -> Claim | None:
                 values={"kinds": passes.kinds, "time": round(spent * part), "kernel_time": scope.kernel_ns},
             ),
             Fact(key="least", values={"how": passes.how}),
-            *(
-                Fact(key="kernel", values={"kernel": row.short_name, "time": row.time_ns, "count": row.count})
-                for row in rows[:SHOWN]
-            ),
+            *(kernel_fact(row) for row in rows[:SHOWN]),
         ),
         traits=frozenset({"has_fused_form"}) if name in WITH_FUSED_FORM else frozenset(),
     )

@@ -64,21 +64,6 @@ class _Usual:
     later_ns: int
 
 
-class _Long(HostEvents):
-    """Events among which those at a time are found without a look at all of them."""
-
-    def near(self, start: int, end: int) -> Ints:
-        """Those that may overlap a time, in the capture's order."""
-        order, starts, reach = self._in_time
-        return np.sort(order[reach.searchsorted(start, "right") : starts.searchsorted(end)])
-
-    @cached_property
-    def _in_time(self) -> tuple[Ints, Ints, Ints]:
-        """The order of the starts, the starts in it, and how far those up to each of them reach."""
-        order = np.argsort(self.start_ns, kind="stable")
-        return order, self.start_ns[order], np.maximum.accumulate(self.end_ns[order])
-
-
 class HostRecord:
     """The host events of a capture that last long enough to explain one of some times."""
 
@@ -96,7 +81,7 @@ class HostRecord:
         }
         self._shortest_ns = shortest_ns
         # Picked when first asked for: who wants a place asks for no calls, and those are the most.
-        self._long: dict[tuple[str, int], _Long] = {}
+        self._long: dict[tuple[str, int], HostEvents] = {}
         self._operators = timeline.operators
         self._pauses = timeline.pauses
         self._calls, self._ranges = calls, ranges
@@ -122,7 +107,8 @@ class HostRecord:
 
     def _owner(self, start: int, end: int, thread: int) -> HostOwner:
         """By Python frames, else by operators."""
-        frames = self._frames
+        # All there are: many short calls of one function may own a time together.
+        frames = self._sources[FRAME]
         if len(frames):
             index = frames.near(start, end)
             found = owner_of(self._names, frames, index[frames.thread[index] == thread], start, end)
@@ -132,12 +118,6 @@ class HostRecord:
             return HostOwner()
         around = dict.fromkeys(name for name, _ in self._covering(OPERATOR, start, end, thread, own=True))
         return HostOwner(chain=tuple(readable(name) for name in [*around][:LONGEST_CHAIN]))
-
-    @cached_property
-    def _frames(self) -> "_Long":
-        """All frames there are: many short calls of one function may own a time together."""
-        frames = self._sources[FRAME]
-        return _Long(start_ns=frames.start_ns, end_ns=frames.end_ns, name=frames.name, thread=frames.thread)
 
     def rests(self, activity: HostActivity, start: int, end: int, thread: int, least_ns: int) -> list[tuple[int, int]]:
         """The times before and after the one event of the thread that explains a time, where they last that long.
@@ -289,17 +269,12 @@ class HostRecord:
         found[self._ranges.thread] = True
         return found
 
-    def _long_ones(self, kind: str, shortest_ns: int) -> _Long:
+    def _long_ones(self, kind: str, shortest_ns: int) -> HostEvents:
         """The events of one kind that can cover half of such a time."""
         if (kind, shortest_ns) not in self._long:
             events = self._sources[kind]
             pick: Ints = np.flatnonzero(events.end_ns - events.start_ns >= COVERS * shortest_ns)
-            self._long[kind, shortest_ns] = _Long(
-                start_ns=events.start_ns[pick],
-                end_ns=events.end_ns[pick],
-                name=events.name[pick],
-                thread=events.thread[pick],
-            )
+            self._long[kind, shortest_ns] = events.take(pick)
         return self._long[kind, shortest_ns]
 
     def _covering(
@@ -310,7 +285,9 @@ class HostRecord:
         length = events.end_ns[index] - events.start_ns[index]
         return [(self._names[code], ns) for code, ns in zip(events.name[index].tolist(), length.tolist(), strict=True)]
 
-    def _cover(self, kind: str, start: int, end: int, thread: int, *, own: bool, share: float) -> tuple[_Long, Ints]:
+    def _cover(
+        self, kind: str, start: int, end: int, thread: int, *, own: bool, share: float
+    ) -> tuple[HostEvents, Ints]:
         """The long events of one kind, and which of them cover a time, the shortest first."""
         events = self._long_ones(kind, self._shortest_ns)
         index = events.near(start, end)

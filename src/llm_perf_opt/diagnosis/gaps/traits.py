@@ -12,6 +12,7 @@ import numpy as np
 from llm_perf_opt.capture.idle import IdleMap
 from llm_perf_opt.capture.intervals import Flags, Intervals, Ints, union, without
 from llm_perf_opt.capture.kernels.names import classify_kernel
+from llm_perf_opt.capture.rows import summed
 from llm_perf_opt.capture.timeline import Activities, Timeline, distinct
 from llm_perf_opt.diagnosis.gaps.queue import in_order
 from llm_perf_opt.diagnosis.gaps.startup import StartUp, goes_on
@@ -127,16 +128,11 @@ def find_gil_waits(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]]) -
 
 def find_launch_blocking(timelines: Sequence[Timeline]) -> LaunchBlocking | None:
     """Whether all launches of a program block."""
-    parts = [_blocking(timeline) for timeline in timelines]
-    launches, covering = sum(p.launches for p in parts), sum(p.covering for p in parts)
-    if launches < MIN_LAUNCHES or covering < BLOCKING_SHARE * launches:
+    if not timelines:
         return None
-    return LaunchBlocking(
-        launches=launches,
-        covering=covering,
-        call_ns=sum(p.call_ns for p in parts),
-        kernel_ns=sum(p.kernel_ns for p in parts),
-    )
+    found = summed([_blocking(timeline) for timeline in timelines])
+    is_blocking = found.launches >= MIN_LAUNCHES and found.covering >= BLOCKING_SHARE * found.launches
+    return found if is_blocking else None
 
 
 def _blocking(timeline: Timeline) -> LaunchBlocking:
@@ -165,15 +161,7 @@ def find_allocator_flushes(
         for code, one in maps.items()
         if (part := _flushes(timeline, one, startup, timeline.thread_process == code)) is not None
     ]
-    if not parts:
-        return None
-    return AllocatorFlushes(
-        flushes=sum(part.flushes for part in parts),
-        frees=sum(part.frees for part in parts),
-        allocations=sum(part.allocations for part in parts),
-        calls_ns=sum(part.calls_ns for part in parts),
-        gpu_idle_ns=sum(part.gpu_idle_ns for part in parts),
-    )
+    return summed(parts) if parts else None
 
 
 def _flushes(timeline: Timeline, one: IdleMap, startup: StartUp, own: Flags) -> AllocatorFlushes | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from llm_perf_opt.config.schema import AUTO
 from llm_perf_opt.core.names import PHASES
-from llm_perf_opt.diagnosis.experiments import EXPERIMENTS, Remedy
+from llm_perf_opt.diagnosis.experiments import Remedy, load_experiments
 from llm_perf_opt.diagnosis.facts import Known
 from llm_perf_opt.optimize.document import Objective
 from llm_perf_opt.optimize.plan import START_S, Costs, ExperimentPlan, Situation, build_plan
@@ -20,7 +20,7 @@ SECTIONS = ("model", "infer", "dataset")
 
 def situation_of(subject: OptimizedModel, profile: Profile, objective: Objective, *, lossless: bool) -> Situation:
     """From the configuration, the profile, and what is installed."""
-    needed = {remedy.guard.package for remedy in EXPERIMENTS.values()} - {None}
+    needed = {remedy.guard.package for remedy in load_experiments().values()} - {None}
     packages = frozenset(name for name in needed if name is not None and find_spec(name) is not None)
     settings = dict(_settings(subject.config.resolved))
     if settings.get("model.attention") == AUTO:

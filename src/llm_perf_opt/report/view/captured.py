@@ -13,8 +13,8 @@ from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis, ScopeRec
 from llm_perf_opt.diagnosis.evidence import runs_on
 from llm_perf_opt.diagnosis.facts import Known, Unknown
 from llm_perf_opt.diagnosis.host_scope import UNSAMPLED
-from llm_perf_opt.diagnosis.ledger import NOT_RECORDED
-from llm_perf_opt.diagnosis.verdict import cell_name
+from llm_perf_opt.diagnosis.ledger import NOT_RECORDED, cell_name
+from llm_perf_opt.diagnosis.words import count_of
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.ledger import scope_name
 from llm_perf_opt.report.view.shown import Cell, Shown, Tile, TimePart, TimeSplit, share, show
@@ -38,20 +38,20 @@ def captured_tiles(capture: Found[CaptureAnalysis], diagnosis: Diagnosis) -> tup
         ),
     ]
     if found.graphs.launches_traced_as_a_whole:
-        what = f"CUDA graphs traced as a whole: {_count(found.graphs.launches_traced_as_a_whole, 'launch', 'launches')}"
+        what = f"CUDA graphs traced as a whole: {count_of(found.graphs.launches_traced_as_a_whole, 'launch')}"
         tiles.append(
             _tile("Graph time", show(Known(value=found.graphs.total_ns / 1e6, unit="ms", how=what, source=source)))
         )
     scope = judged_scope(diagnosis)
+    busy_ns = 0 if scope is None else sum(c.time_ns for c in scope.cells if kind_of_cell(c.id) == "work")
     if scope is not None:
-        tiles.append(_tile("GPU busy", show(share(_busy_share(scope), _of_scope(scope, found), source))))
+        tiles.append(_tile("GPU busy", show(share(busy_ns / scope.wall_ns, _of_scope(scope, found), source))))
     phase = _longest(found)
     if phase is not None and (scope is None or phase.name != scope.place):
         busy, what = _busy(phase), f"of a typical {phase.name} ({format_ms(phase.typical.wall_ns / 1e6)})"
         tiles.append(_tile(f"Busy in {phase.name}", show(share(busy, what, source))))
     if scope is not None and scope.kernels:
         top = scope.kernels[0]
-        busy_ns = sum(cell.time_ns for cell in scope.cells if kind_of_cell(cell.id) == "work")
         what = f"of the time kernels ran in {scope_name(scope)}: {top.short_name}"
         tiles.append(_tile("Hottest kernel", show(share(top.own_ns / max(busy_ns, 1), what, source))))
     elif found.kernels:
@@ -71,10 +71,6 @@ def judged_scope(diagnosis: Diagnosis) -> ScopeRecord | None:
     """The steady state, or the whole capture where nothing of it is start-up; of sampled stacks the program."""
     scope = diagnosis.scope("steady") or diagnosis.scope("capture") or diagnosis.scope(PROGRAM)
     return scope if scope is not None and scope.wall_ns else None
-
-
-def _busy_share(scope: ScopeRecord) -> float:
-    return sum(cell.time_ns for cell in scope.cells if kind_of_cell(cell.id) == "work") / scope.wall_ns
 
 
 def _of_scope(scope: ScopeRecord, found: CaptureAnalysis) -> str:
@@ -158,7 +154,7 @@ def ncu_tiles(ncu: Found[NcuAnalysis]) -> tuple[Tile, ...]:
 
 def ncu_verdict(found: NcuAnalysis) -> str:
     times = _ncu_times(found)
-    text = f"ncu measured {_count(found.launches, 'launch', 'launches')} of {_count(len(found.kernels), 'kernel')}"
+    text = f"ncu measured {count_of(found.launches, 'launch')} of {count_of(len(found.kernels), 'kernel')}"
     if not times:
         return f"{text}; there is no timeline, so their share of the GPU's time is not known."
     total = sum(times.values())
@@ -166,7 +162,7 @@ def ncu_verdict(found: NcuAnalysis) -> str:
     timed = _timed(found, times)
     top = max(timed, key=lambda kernel: times[kernel.kernel])
     untimed = len(found.kernels) - len(timed)
-    without = f" without {_count(untimed, 'kernel')} whose time is not known" if untimed else " in all"
+    without = f" without {count_of(untimed, 'kernel')} whose time is not known" if untimed else " in all"
     roof = "" if top.roof_pct is None else f", at {format_percent(top.roof_pct / 100)} of its nearer roof"
     return (
         f"{text}, {format_ms(total / 1e6)}{without}: {', '.join(shares)}. Most of it in {top.short} "
@@ -222,10 +218,6 @@ def _each(found: CaptureAnalysis) -> str:
         return ""
     mean = sum(row.time.busy_ns for row in devices) / found.gpu.span_ns / len(devices)
     return f" (any of its {len(devices)} GPUs; each by itself {format_percent(mean)} on average)"
-
-
-def _count(number: int, what: str, several: str = "") -> str:
-    return f"{number:,} {what if number == 1 else several or what + 's'}"
 
 
 def _longest(found: CaptureAnalysis) -> RangeRow | None:

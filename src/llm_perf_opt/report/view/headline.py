@@ -139,23 +139,35 @@ def answer_of(
     )
 
 
-def model_headline(files: RunFiles, facts: RunFacts, answer: HeadlineAnswer, modules: ModulesView) -> HeadlineView:
-    """Of a run of our own model loop."""
+def headline_of(
+    files: RunFiles,
+    facts: RunFacts,
+    answer: HeadlineAnswer,
+    modules: ModulesView | None,
+    *,
+    title: str | None = None,
+    verdict: str | None = None,
+    tone: Tone | None = None,
+    tiles: tuple[Tile, ...] | None = None,
+    no_distance: Unknown | None = None,
+) -> HeadlineView:
+    """What every subject says of its device and workload, with what it says in other words than the answer."""
     return HeadlineView(
-        title=model_name(files),
+        title=title or model_name(files),
         device=device_name(files),
         parameters=parameter_count(files),
         facts=run_facts(files, facts),
-        verdict=answer.verdict,
-        tone=answer.tone,
+        verdict=verdict or answer.verdict,
+        tone=tone or answer.tone,
         phase=answer.phase,
-        tiles=answer.tiles,
+        tiles=answer.tiles if tiles is None else tiles,
         warnings=run_warnings(files),
         promised=answer.promised,
         is_cpu=bool(facts.is_cpu),
         is_unjudged=answer.is_unjudged,
-        split=answer.split or operators_split(modules),
+        split=answer.split or (None if modules is None else operators_split(modules)),
         distance=answer.distance,
+        no_distance=no_distance,
     )
 
 
@@ -163,21 +175,12 @@ def capture_headline(
     files: RunFiles, facts: RunFacts, answer: HeadlineAnswer, modules: ModulesView, *, has_phases: bool
 ) -> HeadlineView:
     """Of given captures: nothing is said of what they cannot know."""
-    return HeadlineView(
-        title=model_name(files),
-        device=device_name(files),
-        parameters=parameter_count(files),
-        facts=run_facts(files, facts),
-        verdict=answer.verdict,
-        tone=answer.tone,
-        phase=answer.phase,
+    return headline_of(
+        files,
+        facts,
+        answer,
+        modules,
         tiles=tuple(tile for tile in answer.tiles if isinstance(tile.cell, Shown)),
-        warnings=run_warnings(files),
-        promised=answer.promised,
-        is_cpu=bool(facts.is_cpu),
-        is_unjudged=answer.is_unjudged,
-        split=answer.split or operators_split(modules),
-        distance=answer.distance,
         no_distance=why_no_distance(answer.phase) if answer.distance is None and has_phases else None,
     )
 
@@ -195,22 +198,15 @@ def load_headline(
 ) -> HeadlineView:
     """Of a server under load, with what a window of a profiler showed inside it."""
     assert subject.load is not None
-    split = answer.split or (operators_split(modules) if subject.has_parts else None)
-    return HeadlineView(
+    return headline_of(
+        files,
+        facts,
+        answer,
+        modules if subject.has_parts else None,
         title=served_title(files),
-        device=device_name(files),
-        parameters=parameter_count(files),
-        facts=run_facts(files, facts),
         verdict=served_verdict(subject.load),
         tone="bad" if subject.load.reason else "unknown",
-        phase=answer.phase,
         tiles=served_tiles(subject.load),
-        warnings=run_warnings(files),
-        promised=answer.promised,
-        is_cpu=bool(facts.is_cpu),
-        is_unjudged=answer.is_unjudged,
-        split=split,
-        distance=answer.distance,
     )
 
 

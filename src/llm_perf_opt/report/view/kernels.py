@@ -103,7 +103,11 @@ def kernels_view(files: RunFiles, facts: RunFacts, ncu: NcuAnalysis | None) -> K
     rows = [replace(row, shapes=shapes[row.name]) if row.name in shapes else row for row in rows]
     return KernelsView(
         rows=tuple(rows),
-        totals_ms=(_total(facts) if facts.kernels else _listed(rows), _busy(facts, "prefill"), _busy(facts, "decode")),
+        totals_ms=(
+            sum(row.time_ms[0] or 0.0 for row in rows) or None,
+            _busy(facts, "prefill"),
+            _busy(facts, "decode"),
+        ),
         join=_join(facts, ncu) if rows else "",
         notes=tuple(_notes(files, facts, ncu)),
         source=facts.kernel_source or None,
@@ -145,19 +149,11 @@ def _busy(facts: RunFacts, phase: str) -> float | None:
     return gpu.kernel_sum_ms if isinstance(gpu, GpuFacts) else None
 
 
-def _total(facts: RunFacts) -> float | None:
-    return sum(k.total_ns for k in facts.kernels) / 1e6 if facts.kernels else None
-
-
 def _with_source(row: KernelRowView, written: GeneratedKernel, present: frozenset[str]) -> KernelRowView:
     """A compiled step opens no range of a module, so the modules of a kernel are those of the operations in it."""
     named = ", ".join(written.modules) or None
     whole, prefill, decode = (found or named for found in row.modules)
     return replace(row, generated=written.file if written.file in present else None, modules=(whole, prefill, decode))
-
-
-def _listed(rows: list[KernelRowView]) -> float | None:
-    return sum(row.time_ms[0] or 0.0 for row in rows) or None
 
 
 def modules_of_kernels(files: RunFiles) -> dict[str, Modules]:

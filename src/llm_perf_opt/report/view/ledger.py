@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from llm_perf_opt.core.sections import Section, SectionTable
 from llm_perf_opt.core.units import format_ms, format_percent
 from llm_perf_opt.diagnosis.document import Coverage, Diagnosis, ScopeRecord
-from llm_perf_opt.diagnosis.ledger import Cell
-from llm_perf_opt.diagnosis.verdict import CELL_NAMES, WHOLE, cell_name
+from llm_perf_opt.diagnosis.ledger import Cell, cell_name, cell_names
+from llm_perf_opt.diagnosis.verdict import WHOLE
 
 TITLE = "Time ledger"
 # The innermost owners of a cell; diagnosis.json has all.
@@ -58,7 +58,7 @@ def _table(scope: ScopeRecord, source: str | None) -> SectionTable:
 def part_name(cell: str) -> str:
     """A cell's name with what its id says more than that: `kernels: GEMM`, `exposed copies: h2d pinned`."""
     parts = cell.split(".")
-    known = next((n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in CELL_NAMES), len(parts))
+    known = next((n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in cell_names()), len(parts))
     rest = " ".join(parts[known:]).replace("_", " ")
     return f"{cell_name(cell)}: {rest}" if rest else cell_name(cell)
 

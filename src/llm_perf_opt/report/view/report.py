@@ -19,8 +19,8 @@ from llm_perf_opt.report.view.headline import (
     HeadlineView,
     answer_of,
     capture_headline,
+    headline_of,
     load_headline,
-    model_headline,
 )
 from llm_perf_opt.report.view.kernels import KernelsView, kernels_view
 from llm_perf_opt.report.view.ledger import ledger_section
@@ -244,7 +244,7 @@ def _headline(
     if subject.kind == "capture":
         has_phases = len(phases_shown(subject, facts)) > 0
         return capture_headline(files, facts, answer, modules, has_phases=has_phases)
-    return model_headline(files, facts, answer, modules)
+    return headline_of(files, facts, answer, modules)
 
 
 def _sources(files: RunFiles) -> tuple[str, ...]:
