@@ -261,12 +261,3 @@ class CaptureAnalysis:
             python=() if rest.python is UNSET else rest.python,
             of_scope="the steady state, start-up left out",
         )
-
-    @property
-    def judged_ns(self) -> int:
-        """What shares of the capture are of: from the first GPU work to the last, and what the host does around that.
-
-        0 where no GPU work was recorded.
-        """
-        edges = () if self.host_edges is UNSET else self.host_edges
-        return (self.gpu.span_ns or 0) + sum(edge.length_ns for edge in edges)

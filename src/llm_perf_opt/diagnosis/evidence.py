@@ -32,7 +32,7 @@ from llm_perf_opt.capture.tables import idle_of, range_rows, sum_idle
 from llm_perf_opt.capture.timeline import Timeline, distinct, gpu_names
 from llm_perf_opt.diagnosis.device_time import DeviceTime
 from llm_perf_opt.diagnosis.gaps.edges import HostEdge, find_edges
-from llm_perf_opt.diagnosis.gaps.report import IdleReport, judge_by_ranges, report_idle
+from llm_perf_opt.diagnosis.gaps.report import IdleReport, report_idle
 from llm_perf_opt.diagnosis.gaps.startup import StartUp, find_start_up
 from llm_perf_opt.diagnosis.gaps.waits import CopyPlace, copy_places
 from llm_perf_opt.diagnosis.tables import kernel_and_copy_rows
@@ -148,7 +148,7 @@ class CaptureEvidence:
     @cached_property
     def report(self) -> IdleReport:
         captures = [(m.timeline, m.idle) for m in self.measured]
-        return judge_by_ranges(report_idle(captures, startups=self.startups), self.ranges)
+        return report_idle(captures, startups=self.startups, ranges=self.ranges)
 
     @cached_property
     def edges(self) -> tuple[HostEdge, ...]:

@@ -15,6 +15,7 @@ import msgspec
 from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence
 from llm_perf_opt.diagnosis.facts import RunFacts
+from llm_perf_opt.diagnosis.gaps.verdict import means
 
 OTHER = "other"
 
@@ -96,7 +97,7 @@ def _traits(evidence: CaptureEvidence, names: _Names, framework: str, engine: st
         "attention": "attention" in classes,
         "decoder": "attention" in classes and not trains,
         "convolution": "convolution" in classes,
-        "frees_memory": any("free" in row.call.lower() for row in evidence.report.memory),
+        "frees_memory": any(means(row.call, "frees") for row in evidence.report.memory),
         "several_ranks": evidence.world_size > 1,
         "system_calls": any(len(t.system) for t in timelines),
         "frames": any(len(t.frames) for t in timelines),

@@ -238,3 +238,15 @@ def test_evidence_says_what_of_its_time_another_finding_claims() -> None:
     """Most of the start-up of this capture lies between page migrations, which say more of it."""
     claim = claim_of(_planted("wild3/s02_managed_softmax_t4.sqlite.xz"), "compilation")
     assert any(text.endswith("of this time belong to findings that say more of it") for text in claim.evidence)
+
+
+@pytest.mark.parametrize("kernel", ["void at::native::gemm", "gemm"])
+def test_a_timed_wait_of_a_python_program_may_be_the_gil(tmp_path: Path, kernel: str) -> None:
+    export = Export()
+    for i in range(12):
+        at = 6 * MS * i
+        export.call(at, at + 10_000, i + 1)
+        export.kernel(kernel, at + 20_000, at + MS, i + 1)
+        export.system_call("pthread_cond_timedwait", at + MS, at + 5_900_000)
+    claim = claim_of(_nsys(export, tmp_path), "host_blocked")
+    assert ("python-gil" in claim.remedy) == kernel.startswith("void at::")

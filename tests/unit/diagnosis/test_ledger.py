@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 
 from llm_perf_opt.diagnosis.ledger import Cell, balanced, cell_name, cell_names, fitted
 from tests.support.verdicts import analyze, captures
@@ -48,7 +49,8 @@ def test_the_ledger_of_every_capture_sums_to_its_wall_time(name: str) -> None:
         assert all(cell_name(cell.id) in cell_names().values() for cell in scope.cells)
     whole = analysis.diagnosis.scope("capture")
     if whole is not None and analysis.gpu.span_ns:
-        assert whole.wall_ns == analysis.judged_ns
+        edges = () if analysis.host_edges is UNSET else analysis.host_edges
+        assert whole.wall_ns == (analysis.gpu.span_ns or 0) + sum(edge.length_ns for edge in edges)
         busy = sum(c.time_ns for c in whole.cells if c.id.startswith(("gpu.compute", "gpu.communication")))
         assert busy == analysis.gpu.busy_ns
 

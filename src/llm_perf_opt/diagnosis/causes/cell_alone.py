@@ -48,7 +48,7 @@ def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
         ),
         # Many gaps with a reason each are not one reason that recurs.
         confidence=_confidence(max(cell.count for cell in named or cells), told / total),
-        traits=frozenset({"operators"} if in_operators else ()),
+        traits=frozenset({*(("operators",) if in_operators else ()), *(f"owner:{c.owner[0]}" for c in named[:1])}),
         is_one_time=cause.is_one_time,
     )
 

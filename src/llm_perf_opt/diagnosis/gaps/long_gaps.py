@@ -10,7 +10,7 @@ from llm_perf_opt.capture.idle import LONG_GAP_NS, IdleMap
 from llm_perf_opt.capture.intervals import Flags, Intervals, Ints, intersect, union
 from llm_perf_opt.capture.kernels.names import short_kernel_name
 from llm_perf_opt.capture.timeline import Activities, Timeline, distinct, join, take
-from llm_perf_opt.diagnosis.gaps.host import CALL, KERNEL, NOTHING, OPERATOR, HostActivity, HostRecord
+from llm_perf_opt.diagnosis.gaps.host import CALL, KERNEL, NOTHING, OPERATOR, RANGE, HostActivity, HostRecord
 from llm_perf_opt.diagnosis.gaps.startup import RECURRING, StartUp, find_start_up, goes_on
 from llm_perf_opt.diagnosis.gaps.verdict import (
     START_UP,
@@ -235,8 +235,17 @@ def _setup_end(gaps: Sequence[Gap], one: IdleMap, startup: Intervals) -> int | N
     return int(parts.end[np.argmax(later <= LITTLE_SETUP * (end_ns - parts.end))])
 
 
-def merge_long_gaps(parts: Sequence[LongGaps]) -> LongGaps:
-    """Those of several captures together."""
+def merge_long_gaps(parts: Sequence[LongGaps], *, single: frozenset[str] = frozenset()) -> LongGaps:
+    """Those of several captures together; host work in `single` ranges is that of single instances, or a stall.
+
+    Where such gaps come to the end of the capture, single instances stall again and again.
+    """
+
+    def judged(reason: Reason) -> Verdict:
+        if reason.verdict != "host_work" or reason.kind != RANGE or reason.name not in single:
+            return reason.verdict
+        return "stalls" if reason.recurs else "single_instances"
+
     longest = sorted((gap for part in parts for gap in part.longest), key=lambda gap: -gap.length_ns)
     return LongGaps(
         short_count=sum(part.short_count for part in parts),
@@ -245,7 +254,10 @@ def merge_long_gaps(parts: Sequence[LongGaps]) -> LongGaps:
         held_count=sum(part.held_count for part in parts),
         held_ns=sum(part.held_ns for part in parts),
         longest=tuple(longest[:SHOWN]),
-        reasons=_merged(reason for part in parts for reason in part.reasons),
+        reasons=tuple(
+            replace(reason, verdict=judged(reason))
+            for reason in _merged(reason for part in parts for reason in part.reasons)
+        ),
         setup_end_ns=parts[0].setup_end_ns if len(parts) == 1 else None,
         long_from_ns=min((part.long_from_ns for part in parts), default=LONG_GAP_NS),
         long_host_ns=sum(part.long_host_ns for part in parts),

@@ -1,14 +1,13 @@
 """All about the idle time of captures: the part `idle` of `analysis.json`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from llm_perf_opt.capture.idle import IdleMap
 from llm_perf_opt.capture.rows import RangeRow
 from llm_perf_opt.capture.timeline import Timeline
-from llm_perf_opt.diagnosis.gaps.host import RANGE
 from llm_perf_opt.diagnosis.gaps.iterations import Iterations, find_iterations
-from llm_perf_opt.diagnosis.gaps.long_gaps import LongGaps, Reason, find_long_gaps, merge_long_gaps
+from llm_perf_opt.diagnosis.gaps.long_gaps import LongGaps, find_long_gaps, merge_long_gaps
 from llm_perf_opt.diagnosis.gaps.queue import Queue, measure_queue
 from llm_perf_opt.diagnosis.gaps.startup import StartUp, StartUpRow, find_start_up, start_up_rows
 from llm_perf_opt.diagnosis.gaps.traits import (
@@ -55,10 +54,12 @@ def report_idle(
     captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]],
     *,
     startups: Sequence[StartUp] | None = None,
+    ranges: Sequence[RangeRow] = (),
 ) -> IdleReport:
     """Look into the idle time of captures of one program.
 
-    `startups` are those of the captures, where they are known already.
+    `startups` are those of the captures, where they are known already. By `ranges` gaps of single instances are told
+    from those every instance has.
     """
     if startups is None:
         startups = [find_start_up(timeline, maps) for timeline, maps in captures]
@@ -67,7 +68,7 @@ def report_idle(
     timelines = [timeline for timeline, _ in captures]
     iterations = find_iterations(timelines)
     return IdleReport(
-        gaps=merge_long_gaps(gaps),
+        gaps=merge_long_gaps(gaps, single=_single_ranges(ranges)),
         queue=measure_queue(timelines),
         waits=wait_rows(known),
         iterations=iterations,
@@ -82,19 +83,10 @@ def report_idle(
     )
 
 
-def judge_by_ranges(report: IdleReport, ranges: Sequence[RangeRow]) -> IdleReport:
-    """The report in which gaps of single instances of a range are told from those every instance has.
-
-    Where they come to the end of the capture, single instances stall again and again.
-    """
-    single = {
+def _single_ranges(ranges: Sequence[RangeRow]) -> frozenset[str]:
+    """Ranges whose long gaps lie in single instances: the typical one has none."""
+    return frozenset(
         readable(row.name)
         for row in ranges
         if row.instances >= FEW_INSTANCES and row.typical.idle is not None and row.typical.idle.long_gaps_ns == 0
-    }
-
-    def judged(reason: Reason) -> Reason:
-        is_single = reason.verdict == "host_work" and reason.kind == RANGE and reason.name in single
-        return replace(reason, verdict="stalls" if reason.recurs else "single_instances") if is_single else reason
-
-    return replace(report, gaps=replace(report.gaps, reasons=tuple(judged(one) for one in report.gaps.reasons)))
+    )
