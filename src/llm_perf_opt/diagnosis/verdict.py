@@ -123,7 +123,9 @@ def _no_gpu_work(program: Program, coverage: Coverage) -> str:
 
 
 def _busy(scope: Scope) -> bool:
-    return scope.ledger.share(COMPUTE, COMMUNICATION) >= BUSY and _range_around(scope) is None
+    """Whether the GPU hardly waits. One that only communicates may wait for other GPUs."""
+    is_full = scope.ledger.share(COMPUTE, COMMUNICATION) >= BUSY and scope.ledger.ns(COMPUTE) > 0
+    return is_full and _range_around(scope) is None
 
 
 def _range_around(scope: Scope) -> RangeRow | None:
@@ -179,7 +181,7 @@ def _rest(scope: Scope) -> str:
     if around is not None:
         part = format_percent((around.typical.gpu_busy_ns or 0) / around.typical.wall_ns)
         return f"{text}. Of a typical {around.name} ({format_ms(around.typical.wall_ns / 1e6)}) it is busy {part}."
-    if busy >= BUSY:
+    if _busy(scope):
         return f"Healthy: {text}. No idle time to speak of: only faster or fewer kernels save time."
     largest = max(_together(scope.ledger.cells), key=lambda cell: cell.time_ns)
     return f"{text}. The largest part: {cell_name(largest.id)}, {format_percent(largest.time_ns / scope.wall_ns)}."

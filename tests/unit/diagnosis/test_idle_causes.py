@@ -250,3 +250,30 @@ def test_a_timed_wait_of_a_python_program_may_be_the_gil(tmp_path: Path, kernel:
         export.system_call("pthread_cond_timedwait", at + MS, at + 5_900_000)
     claim = claim_of(_nsys(export, tmp_path), "host_blocked")
     assert ("python-gil" in claim.remedy) == kernel.startswith("void at::")
+
+
+def test_the_first_of_two_allocations_makes_the_context_before_the_first_gpu_work(tmp_path: Path) -> None:
+    """150 ms in cudaMalloc, then a copy and a kernel of 3 µs: the span of the GPU's work knows nothing of them."""
+    export = Export()
+    export.call(0, 150 * MS, 1, "cudaMalloc_v3020")
+    export.call(150 * MS, 150 * MS + 80_000, 2, "cudaMalloc_v3020")
+    export.call(151 * MS, 151 * MS + 60_000, 3, "cudaMemcpy_v3020")
+    export.copy(151 * MS + 10_000, 151 * MS + 55_000, 3, size_bytes=200_000, kind=1)
+    export.call(152 * MS + 70_000, 152 * MS + 100_000, 4)
+    export.kernel("vectorAdd", 152 * MS + 110_000, 152 * MS + 113_000, 4)
+    claim = claim_of(_nsys(export, tmp_path), "compilation")
+    assert (
+        "before the first GPU work, which is no part of these shares: cudaMalloc takes 150.0 ms in 1 call"
+        in claim.evidence
+    )
+
+
+def test_a_gpu_that_only_communicates_is_not_called_healthy(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(60):
+        at = 2_009_000 * i
+        export.call(at, at + 4_000, i + 1)
+        export.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)", at + 6_000, at + 2_006_000, i + 1)
+    verdict = diagnosis_of(_nsys(export, tmp_path)).verdict
+    assert verdict.kind == "largest_cell"
+    assert "The largest part: exposed communication" in verdict.text

@@ -659,7 +659,7 @@ def test_what_happens_before_the_first_kernel_is_loading_and_paid_once(tmp_path:
     assert all(finding.is_one_time and finding.max_gain is None for finding in analysis.findings)
     setup, copies = analysis.findings
     assert (setup.share, setup.scope) == (pytest.approx(0.48, abs=0.001), "capture")
-    assert owner_of(analysis, "idle.startup", "capture") == ("before the first kernel",)
+    assert owner_of(analysis, "idle.startup", "capture") == ("the time before the first kernel",)
     assert (copies.cells, copies.hint) == ({"gpu.copy.h2d": 159_900_000}, "Capturing after loading")
     # What follows is a GPU that works.
     assert scope_of(analysis).id == "steady"

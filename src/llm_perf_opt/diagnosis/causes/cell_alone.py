@@ -4,6 +4,7 @@ import re
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.diagnosis.claim import CERTAIN_INSTANCES, Claim, Confidence, Fact, confidence_of
+from llm_perf_opt.diagnosis.ledger import ONE_TIME
 from llm_perf_opt.diagnosis.scope import Scope
 
 if TYPE_CHECKING:
@@ -45,11 +46,23 @@ def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
                 )
                 for cell in named[:SHOWN]
             ),
+            *(_earlier(scope) if "earlier" in cause.evidence else ()),
         ),
         # Many gaps with a reason each are not one reason that recurs.
         confidence=_confidence(max(cell.count for cell in named or cells), told / total),
         traits=frozenset({*(("operators",) if in_operators else ()), *(f"owner:{c.owner[0]}" for c in named[:1])}),
         is_one_time=cause.is_one_time,
+    )
+
+
+def _earlier(scope: Scope) -> tuple[Fact, ...]:
+    """Start-up before the first GPU work: no part of the scope, though it may take longer than all of it."""
+    rows = scope.evidence.report.startup if scope.evidence is not None else ()
+    before = [row for row in rows if row.last_ns <= 0 and not row.recurs]
+    return tuple(
+        Fact(key="earlier", values={"owner": row.name, "time": row.total_ns, "count": row.count})
+        for row in before[:1]
+        if row.total_ns >= scope.ledger.ns(*ONE_TIME)
     )
 
 

@@ -43,7 +43,7 @@ EARLY = 0.5
 HELD = 0.5
 # What start-up may be taken for.
 REFINED: tuple[Verdict, ...] = ("host_work", "unknown", "allocation", "stalls", "compilation")
-BEFORE_FIRST = "before the first kernel"
+BEFORE_FIRST = "the time before the first kernel"
 # What set-up is that does not die out.
 GOING_ON: tuple[Verdict, ...] = ("recompilation", "stalls")
 
