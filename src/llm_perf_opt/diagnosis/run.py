@@ -1,7 +1,6 @@
 """The diagnosis of a run: its clean phases, and what its capture says where no clean time does."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from msgspec import UNSET
 
@@ -15,10 +14,9 @@ from llm_perf_opt.diagnosis.host_scope import program_scope
 from llm_perf_opt.diagnosis.ledger import Cell, Ledger, balanced
 from llm_perf_opt.diagnosis.program import program_of_run
 from llm_perf_opt.diagnosis.scope import Scope, phase_scope
-from llm_perf_opt.diagnosis.verdict import diagnosis_of
+from llm_perf_opt.diagnosis.verdict import NOT_TRIED, diagnosis_of
 
 REQUEST = "request"
-NOT_TRIED: Mapping[str, float] = {}
 PHASE_RANGES = (*PHASES, DECODE_STEP)
 # Which kernels follow each other only a capture says.
 ONLY_IN_CAPTURES = ("unfused_attention",)
@@ -54,16 +52,12 @@ def diagnose_run(
             coverage=known.coverage,
             measured_gains=measured_gains,
         )
-    coverage = known.coverage if known is not None else Coverage(recorded=(), missing=(), unrecorded_share=0.0)
-    made = diagnosis_of((*findings, *more), scopes, program, coverage)
-    if known is None:
-        return replace(made, measured_gains=measured_gains)
-    return Diagnosis(
-        verdict=made.verdict,
-        program=made.program,
-        scopes=(*made.scopes, *known.scopes),
-        claims=made.claims,
-        coverage=coverage,
+    return diagnosis_of(
+        (*findings, *more),
+        scopes,
+        program,
+        Coverage(recorded=(), missing=(), unrecorded_share=0.0) if known is None else known.coverage,
+        captured=() if known is None else known.scopes,
         measured_gains=measured_gains,
     )
 

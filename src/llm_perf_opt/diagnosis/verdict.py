@@ -1,6 +1,6 @@
 """The answer in one or two sentences, and what was not recorded; made from findings and ledgers, never from text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from llm_perf_opt.capture.rows import RangeRow
 from llm_perf_opt.core.units import format_factor, format_ms, format_percent
@@ -27,6 +27,7 @@ BUSY = 0.9
 # A range so much longer than the time from the first GPU work to the last is what the program makes wait.
 AROUND = 1.05
 KERNELS_KEPT = 20
+NOT_TRIED: Mapping[str, float] = {}
 # The scopes of captures, and others that are not called by their own name in a sentence.
 WHOLE = {"capture": "the capture", "steady": "the steady state"}
 PLACES = {**WHOLE, "program": "the program", "request": "a request"}
@@ -39,15 +40,22 @@ RECORD = {
 
 
 def diagnosis_of(
-    findings: Sequence[Finding], scopes: Sequence[Scope], program: Program, coverage: Coverage
+    findings: Sequence[Finding],
+    scopes: Sequence[Scope],
+    program: Program,
+    coverage: Coverage,
+    *,
+    captured: Sequence[ScopeRecord] = (),
+    measured_gains: Mapping[str, float] = NOT_TRIED,
 ) -> Diagnosis:
-    """One document of findings, ledgers and what is known of the program."""
+    """One document of findings, ledgers and what is known of the program; `captured` are scopes of its capture."""
     return Diagnosis(
         verdict=verdict_of(findings, scopes, program, coverage),
         program=program,
-        scopes=tuple({scope.id: _record(scope) for scope in scopes}.values()),
+        scopes=(*{scope.id: _record(scope) for scope in scopes}.values(), *captured),
         claims=tuple(findings),
         coverage=coverage,
+        measured_gains=measured_gains,
     )
 
 
