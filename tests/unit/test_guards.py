@@ -177,7 +177,7 @@ JSON_OF_TEXTS = {
     "config/legacy.py", "config/load.py", "system/process.py", "system/secrets/known.py", "pipeline/compose.py",
     "pipeline/jobs/record.py", "system/lock.py", "pipeline/resume.py", "system/trust.py", "profiling/injected.py",
     "profiling/vendor/launch.py", "profiling/workload_run.py", "pipeline/bench/vllm_flags.py",
-    "planning/predictions.py", "pipeline/bench/window.py", "workload/models/compiled_nodes.py", "workload/outputs.py",
+    "planning/subject.py", "pipeline/bench/window.py", "workload/models/compiled_nodes.py", "workload/outputs.py",
 }  # fmt: skip
 
 

@@ -14,7 +14,8 @@ from llm_perf_opt.model.hardware.work import Dtypes, Shape
 from llm_perf_opt.model.static.parts import Model
 from llm_perf_opt.model.static.what_if import WhatIf, WhatIfLength, WhatIfPoint
 from llm_perf_opt.planning.predict_request import parse_request
-from llm_perf_opt.planning.predictions import predictions, subjects
+from llm_perf_opt.planning.rows import predictions
+from llm_perf_opt.planning.subject import subjects
 from tests.support.report_runs import analyze_h200
 
 CATALOGUE = load_catalogue(conf_dir() / "hardware")

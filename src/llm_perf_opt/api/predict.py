@@ -96,7 +96,7 @@ def predict(*overrides: str, model: str | None = None, hardware: str | None = No
     from llm_perf_opt.system.arrays import load_numpy
 
     load_numpy()
-    from llm_perf_opt.planning.predictions import predictions
+    from llm_perf_opt.planning.rows import predictions
 
     words = [*overrides, *(f"workload.{key}={value}" for key, value in workload.items())]
     if model is not None:

@@ -297,7 +297,7 @@ class Tools:
     ) -> str:
         """What the hardware allows for a model before anything runs: lower bounds and expected times."""
         from llm_perf_opt.planning.prediction import BY_KEY
-        from llm_perf_opt.planning.predictions import predictions
+        from llm_perf_opt.planning.rows import predictions
 
         rows = predictions(self._overrides(model, hardware, workload or {}))
         shown = [

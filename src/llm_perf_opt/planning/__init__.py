@@ -1,11 +1,13 @@
 """What hardware allows for a model, what to expect, and which deployment to buy.
 
-Prediction of one model: `predict_request` checks the arguments, `source` finds a model's config.json, `machine` this
-machine's device, `counted` and `vision_params` ask torch where no closed form exists. `predictions` computes rows,
-`prediction` has their columns, `prediction_table` prints them, `prediction_files` writes CSV and a picture.
+Prediction of one model: `predict_request` checks the arguments, `source` finds a model's config.json and `subject`
+makes of it what is predicted, `device` finds the device and `machine` asks this one. `rows` computes rows, `counted`
+and `vision_params` ask torch where no closed form exists, `notes` says what was assumed. `prediction` has the
+columns, `prediction_table` prints them, `document` and `prediction_files` write them.
 
-Deployment: `deployments` finds layouts, requests in flight and replicas from such rows, `disaggregation` sizes pools
-for prefill and decode, `calibration` answers from a measured load instead, `plan_table` prints, with `launch_command`.
+Deployment: `answer` goes through devices and dtypes with such rows, `deployments` finds layouts, requests in flight
+and replicas, `disaggregation` sizes pools for prefill and decode, `calibration` answers from a measured load instead,
+`plan_table` prints, with `launch_command`.
 
 `capture_context` predicts the model behind a capture, for its report.
 

@@ -15,7 +15,8 @@ from llm_perf_opt.model.static.forms import MLA_MODES
 from llm_perf_opt.model.static.parts import Model
 from llm_perf_opt.planning.predict_request import Case, parse_request
 from llm_perf_opt.planning.prediction import Row, bound_ms
-from llm_perf_opt.planning.predictions import Subject, predict_row, subjects
+from llm_perf_opt.planning.rows import predict_row
+from llm_perf_opt.planning.subject import Subject, subjects
 from tests.support.serving_bound import Requests, batch_bound_ms, serving_bound_tokens_per_s
 
 pytestmark = pytest.mark.slow
