@@ -71,7 +71,8 @@ def counted_notes(label: str, model: MetaModel, case: Case) -> tuple[str, ...]:
     """What a count does not say, and what was asked for in vain."""
     found = [
         f"{label}: {model.reason}; its operators were counted with torch (slower): an eager run of one device; "
-        "bounds are the reading of the weights alone, and so is the memory"
+        "bounds are the reading of the weights alone; memory is the weights and the cache as that code keeps it, "
+        "without activations"
     ]
     asked = [name for name in ("weight_dtype", "kv_dtype", "activation_dtype", "output") if getattr(case, name)]
     if asked or case.layout.devices > 1 or case.engine != "eager":

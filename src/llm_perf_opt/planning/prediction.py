@@ -41,24 +41,25 @@ class Row:
 
     @property
     def fits(self) -> bool | None:
-        """None: not known. Of a counted model the weights alone are known, which may not fit already."""
+        """None: not known. Of a counted model weights and cache are known, which may not fit already."""
         found = self.analysis
         if isinstance(found, CountedAnalysis):
             capacity = found.capacity_bytes
-            return False if capacity is not None and found.weights_bytes > capacity else None
+            return False if capacity is not None and found.held_bytes > capacity else None
         return None if found.fit is None else found.memory.peak_bytes <= found.fit.usable_bytes
 
     @property
     def memory_bytes(self) -> float:
-        """Over all devices; of a counted model the weights alone."""
+        """Over all devices; of a counted model weights and cache."""
         found, replicas = self.analysis, self.case.layout.dp
-        return found.weights_bytes if isinstance(found, CountedAnalysis) else found.memory.peak_bytes * replicas
+        return found.held_bytes if isinstance(found, CountedAnalysis) else found.memory.peak_bytes * replicas
 
     @property
     def kv_sequence_bytes(self) -> float | None:
         found = self.analysis
         if isinstance(found, CountedAnalysis):
-            return None
+            kept = found.kv_cache_bytes
+            return None if kept is None else kept / found.shape.batch
         return kv_bytes(found.model, max(found.shape.longest, found.shape.prompt), found.dtypes, found.mla_mode)
 
     @property

@@ -12,7 +12,7 @@ from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.model.hardware.hardware import Calibration, Device
 from llm_perf_opt.model.hardware.work import Shape
-from llm_perf_opt.model.static.operator_count import Count, count_operators
+from llm_perf_opt.model.static.operator_count import Count, cache_elements, count_operators
 from llm_perf_opt.workload.dataset import PAGES
 from llm_perf_opt.workload.models.base import ModelAdapter
 
@@ -133,5 +133,7 @@ def count_phases(adapter: ModelAdapter, module: Any, groups: Mapping[str, str], 
             # Image tokens are tokens like any other to the cache, so a text of the context's length fills it.
             text = replace(shape, prompt=shape.context, views=())
             _, state = count_operators(module, {}, lambda: adapter.meta_prefill(module, text))
-        counts[DECODE], _ = count_operators(module, groups, lambda: adapter.meta_decode(module, shape, state))
+        kept = cache_elements(state)
+        step, _ = count_operators(module, groups, lambda: adapter.meta_decode(module, shape, state))
+        counts[DECODE] = replace(step, cache_elements=kept or None)
     return counts

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch")
 
 from llm_perf_opt.model.hardware.work import Dtypes, Shape
-from llm_perf_opt.model.static.closed_form import count_parameters
+from llm_perf_opt.model.static.closed_form import count_parameters, kv_bytes
 from llm_perf_opt.model.static.config_json import NotInClosedForm
 from llm_perf_opt.model.static.counted import (
     CountedAnalysis,
@@ -54,6 +54,17 @@ def test_parameters_of_a_built_module_are_those_of_the_closed_form_by_group(pres
     module = adapter.build_meta(config.model)
     form = count_parameters(adapter.parts(adapter.geometry(config.model), where=preset)).groups
     assert count_module_parameters(module, adapter.meta_groups(module)) == {k: v for k, v in form.items() if v}
+
+
+@pytest.mark.parametrize(("preset", "batch"), [("llama_tiny", 1), ("llama_tiny", 3), ("qwen3_moe_tiny", 2)])
+def test_the_cache_that_was_counted_is_that_of_the_closed_form(preset: str, batch: int) -> None:
+    config = compose_preset(f"model={preset}")
+    adapter = adapter_of(config)
+    module = adapter.build_meta(config.model)
+    shape = Shape(batch=batch, prompt=16, context=40, how="as asked for")
+    kept = count_phases(adapter, module, adapter.meta_groups(module), shape)["decode"].cache_elements
+    model = adapter.parts(adapter.geometry(config.model), where=preset)
+    assert kept is not None and 2 * kept == batch * kv_bytes(model, 40, Dtypes.uniform("bf16"))
 
 
 def analysis(**parameters: int) -> CountedAnalysis:

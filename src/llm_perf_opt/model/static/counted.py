@@ -1,7 +1,7 @@
 """A static analysis of a model the closed form does not know: operators alone, counted on the meta device.
 
 FLOPs, bytes of matrix operators and parameters are counted. What only the closed form knows is null and says so: bounds
-and estimates, what attention's mask throws away, bytes that no fusion can spare, and memory beyond the weights.
+and estimates, what attention's mask throws away, bytes that no fusion can spare, and memory beyond weights and cache.
 """
 
 from collections.abc import Mapping, Sequence
@@ -71,6 +71,17 @@ class CountedAnalysis:
     def weights_bytes(self) -> float:
         return self.total * self.dtypes.weight_bytes if self.stored_bytes is None else self.stored_bytes
 
+    @property
+    def kv_cache_bytes(self) -> float | None:
+        """Of the whole batch at the context, as the model's own code keeps it; None where it was not seen."""
+        kept = self.counts[DECODE].cache_elements if DECODE in self.counts else None
+        return None if kept is None else kept * self.dtypes.kv_bytes
+
+    @property
+    def held_bytes(self) -> float:
+        """Weights, and the cache where it is known; activations are not."""
+        return self.weights_bytes + (self.kv_cache_bytes or 0.0)
+
     def launch_ms(self, phase: str) -> float:
         launch_us = self.hardware.launch_us if self.hardware is not None else None
         return self.counts[phase].total.operators * launch_band(launch_us)[1] / 1e3
@@ -105,7 +116,10 @@ def counted_document(
         ),
         kv_bytes_per_token=None,
         memory=StaticMemory(
-            weights_bytes=analysis.weights_bytes, capacity_bytes=analysis.capacity_bytes, reason=analysis.reason
+            weights_bytes=analysis.weights_bytes,
+            kv_cache_bytes=analysis.kv_cache_bytes,
+            capacity_bytes=analysis.capacity_bytes,
+            reason=analysis.reason,
         ),
         phases={
             name: _phase(analysis, name, count, None if predictions is None else predictions[name])
@@ -207,6 +221,7 @@ def counted_markdown(analysis: CountedAnalysis, *, notes: Sequence[str] = ()) ->
         ("parameters", f"{analysis.total:,}"),
         ("of which one token uses (embeddings in full)", "–" if activated is None else f"{activated:,}"),
         ("weights in memory", si(analysis.weights_bytes, "B")),
+        ("KV cache of the batch at the context", si(analysis.kv_cache_bytes, "B")),
     ]
     parts = [f"# Static analysis of {analysis.name}", opening, "## Model", "\n".join(table(("what", "value"), rows))]
     for name, count in analysis.counts.items():

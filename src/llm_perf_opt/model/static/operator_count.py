@@ -162,11 +162,15 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """One forward, per module group and per operator. `unknown`: operators of other libraries without a formula."""
+    """One forward, per module group and per operator. `unknown`: operators of other libraries without a formula.
+
+    `cache_elements`: numbers in the cache when a decode step began.
+    """
 
     groups: Mapping[str, Tally]
     operators: Mapping[str, Tally]
     unknown: tuple[str, ...] = ()
+    cache_elements: int | None = None
 
     @property
     def total(self) -> Tally:

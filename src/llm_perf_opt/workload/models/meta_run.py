@@ -1,6 +1,7 @@
 """One forward on the meta device, for modules that are called as those of `transformers` are."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from llm_perf_opt.model.hardware.work import Shape
@@ -20,6 +21,28 @@ def text_decode(module: Any, shape: Shape, cache: Any) -> None:
 
     ids = torch.zeros(shape.batch, 1, dtype=torch.long, device="meta")
     module(input_ids=ids, use_cache=True, **{_cache_name(module): cache}, **last_logits(module))
+
+
+def cache_elements(state: Any) -> int:
+    """Numbers that a cache keeps, whatever it is made of: keys and values, latents, states, keys of an indexer."""
+    import torch
+
+    seen: set[int] = set()
+    found, left = 0, [state]
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, torch.Tensor):
+            found += one.numel() if one.is_floating_point() else 0
+        elif isinstance(one, Mapping):
+            left += one.values()
+        elif isinstance(one, list | tuple):
+            left += one
+        elif type(one).__module__.startswith("transformers.") and "config" not in type(one).__module__:
+            left += vars(one).values()
+    return found
 
 
 def _cache_name(module: Any) -> str:
