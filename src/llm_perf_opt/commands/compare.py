@@ -55,14 +55,19 @@ def main(argv: Sequence[str]) -> int:
     experiment = experiment or _experiment(args, words)
     looks: tuple[int, ...] = AUTO_LOOKS if args.interleave == AUTO else (args.interleave or 1,)
     # numpy is imported only now, so that --help and a wrong condition answer at once.
-    from llm_perf_opt.comparison.comparison import compare_sides, is_settled
-    from llm_perf_opt.comparison.statistics import shared_among
-    from llm_perf_opt.pipeline.compare.document import compare_read_sides
+    from llm_perf_opt.pipeline.compare.compared import Question, compare_paths, is_answered
     from llm_perf_opt.pipeline.compare.interleave import write_plan
-    from llm_perf_opt.pipeline.compare.sides import read_side, read_sides
 
     out_dir: Path | None = args.output
-    spent = shared_among(looks)
+    question = Question(
+        conditions=conditions,
+        threshold=threshold,
+        looks=looks,
+        is_paired=args.pairs or experiment is not None,
+        start_variation=stated,
+        meant=frozenset() if experiment is None else experiment.meant,
+        is_forced=args.force,
+    )
     if experiment is not None:
         # A slip in the name of a metric should not cost an hour; plug-ins may have metrics of their own.
         _refuse_slips(conditions)
@@ -71,28 +76,9 @@ def main(argv: Sequence[str]) -> int:
         if args.resume is None:
             experiment = experiment.fixed()
             write_plan(out_dir, given, experiment)
-
-        def settled(look: int) -> bool:
-            sides = [read_side(path).input for path in args.sides]
-            found = compare_sides(*sides, conditions=conditions, paired=True, threshold=threshold, spent=spent[look])
-            return is_settled(found)
-
-        if not _measure(experiment, looks, out_dir, settled):
+        if not _measure(experiment, looks, out_dir, lambda look: is_answered(args.sides, question, look)):
             return EXIT_INTERRUPTED
-    is_paired = args.pairs or experiment is not None
-    base, candidate = read_sides(*args.sides, paired=is_paired, force=args.force)
-    pairs = min(len(base.input.passes), len(candidate.input.passes))
-    found = compare_read_sides(
-        base,
-        candidate,
-        conditions=conditions,
-        paired=is_paired,
-        threshold=threshold,
-        force=args.force,
-        spent=spent[looks.index(pairs)] if pairs in looks else spent[-1],
-        stated=stated,
-        meant=frozenset() if experiment is None else experiment.meant,
-    )
+    found, base, candidate = compare_paths(args.sides, question)
     _print(found, args)
     if out_dir is not None:
         with written_by("-o", out_dir):

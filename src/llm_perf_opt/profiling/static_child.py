@@ -12,9 +12,10 @@ from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.model.hardware.hardware import Calibration, Device
 from llm_perf_opt.model.hardware.work import Shape
-from llm_perf_opt.model.static.operator_count import Count, cache_elements, count_operators
+from llm_perf_opt.model.static.operator_count import Count, count_operators
 from llm_perf_opt.workload.dataset import PAGES
 from llm_perf_opt.workload.models.base import ModelAdapter
+from llm_perf_opt.workload.models.meta_run import cache_elements
 
 
 def shape_from_config(config: AppConfig, adapter: ModelAdapter, geometry: Mapping[str, Any]) -> Shape:
