@@ -8,7 +8,7 @@ import numpy as np
 
 from llm_perf_opt.capture.exclusive import exclusive_ns
 from llm_perf_opt.capture.idle import IdleMap
-from llm_perf_opt.capture.intervals import Ints, union
+from llm_perf_opt.capture.intervals import Intervals, Ints, union
 from llm_perf_opt.capture.kernels.names import classify_kernel, short_kernel_name
 from llm_perf_opt.capture.tables import communication_kernels
 from llm_perf_opt.capture.timeline import Timeline, join, take
@@ -27,6 +27,10 @@ class KernelTime:
     count: int
     time_ns: int
     own_ns: int
+
+
+# What fits into the cache of a core with all that is worked out from it.
+BLOCK_ROWS = 1 << 16
 
 
 def kernel_fact(kernel: KernelTime, *, source: str | None = None, **more: Value) -> Fact:
@@ -124,17 +128,25 @@ class _Part:
     @cached_property
     def hidden(self) -> Ints:
         """Of each kernel's own time what passes while the host works to launch the next one."""
-        start, end, call = self._work.start_ns, self._work.end_ns, self._work.call
-        if len(start) < 2:
-            return np.zeros(len(start), np.int64)
-        calls = self._calls
-        following = np.append(call[1:], -1)
+        size, calls = len(self._work.start_ns), self._calls
+        hidden = np.zeros(size, np.int64)
+        if size < 2:
+            return hidden
+        waiting = union(calls.start_ns[self._waits], calls.end_ns[self._waits])
+        # Block by block: of millions of kernels each step would be a column as large as those of the capture.
+        for first in range(0, size, BLOCK_ROWS):
+            block = slice(first, min(first + BLOCK_ROWS, size))
+            hidden[block] = self._hidden_in(block, waiting)
+        return np.minimum(hidden, self.own, out=hidden)
+
+    def _hidden_in(self, block: slice, waiting: Intervals) -> Ints:
+        calls, work = self._calls, self._work
+        start, end, call = work.start_ns[block], work.end_ns[block], work.call[block]
+        following = np.append(call[1:], work.call[block.stop] if block.stop < len(work.call) else -1)
         launched = np.where(following >= 0, calls.end_ns[following], start) if len(calls) else start
         # A launch that returns only when its kernel has ended waits for it.
         returned = np.where(call >= 0, calls.end_ns[call], start) if len(calls) else start
         since, until = np.maximum(start, returned), np.minimum(end, launched)
         until = np.maximum(until, since)
-        waiting = union(calls.start_ns[self._waits], calls.end_ns[self._waits])
-        hidden = until - since - (waiting.covered_before(until) - waiting.covered_before(since))
-        least: Ints = np.minimum(hidden, self.own)
-        return least
+        hidden: Ints = until - since - (waiting.covered_before(until) - waiting.covered_before(since))
+        return hidden

@@ -26,6 +26,8 @@ FORMAT = 3
 # Fewer runs than this are read as fast as an index of them is written.
 WORTH = 64
 TAKES_LONG = 1000
+# So many entries, of tens of kilobytes each, are in memory while the index is written.
+ROWS_AT_ONCE = 2048
 LEVELS = 2
 LONGEST_CELL = 200
 _COLUMNS = "{format: 'INTEGER', place: 'VARCHAR', stamp: 'VARCHAR', row: 'VARCHAR', run: 'VARCHAR'}"
@@ -175,27 +177,35 @@ def list_runs(
         rows: dict[str, RunRow] = {}
         runs: dict[str, IndexedRun] = {}
         unread: dict[str, str] = {}
-        changed: dict[str, IndexedRun] = {}
         for place, (stamp, text) in known.items():
             if stamps.get(place) == stamp:
                 _decode(place, text, kind, rows, runs)
         new = [place for place in stamps if place not in rows and place not in runs]
         if len(new) >= TAKES_LONG:
             say(f"reading {len(new):,} manifests for the index; the next time this is fast")
-        for place, data in folder.manifests(new):
-            path = folder.path_of(place)
-            try:
-                if isinstance(data, Exception):
-                    raise data
-                run = index_manifest(decode_manifest(data, f"{path}/{MANIFEST_FILE}"), path)
-            except ManifestError as error:
-                unread[place] = str(error)
-                continue
-            changed[place] = runs[place] = run
-            rows[place] = as_row(run)
-        gone = len(known.keys() - stamps.keys())
-        if len(changed) + gone >= WORTH:
-            data = _written(changed, stamps, index if known else None, Path(scratch))
+        changed = Path(scratch, "changed.jsonl")
+        longest = 0
+        with changed.open("wb") as lines:
+            for place, data in folder.manifests(new):
+                path = folder.path_of(place)
+                try:
+                    if isinstance(data, Exception):
+                        raise data
+                    run = index_manifest(decode_manifest(data, f"{path}/{MANIFEST_FILE}"), path)
+                except ManifestError as error:
+                    unread[place] = str(error)
+                    continue
+                row = as_row(run)
+                # Of many runs only what is asked for stays in memory; the index gets all of it.
+                if kind == "row":
+                    rows[place] = row
+                else:
+                    runs[place] = run
+                longest = max(longest, lines.write(_line(place, stamps[place], row, run)))
+        read, gone = len(new) - len(unread), len(known.keys() - stamps.keys())
+        if read + gone >= WORTH:
+            kept = stamps.keys() - (set(new) - unread.keys())
+            data = _written(changed, longest, kept, index if known else None, Path(scratch))
             try:
                 folder.save_index(data)
             except OSError as error:
@@ -280,35 +290,37 @@ def _known(index: Path, kind: Literal["row", "run"]) -> dict[str, tuple[str, str
     return {place: (stamp, text) for place, stamp, text in found if text is not None}
 
 
-def _written(changed: Mapping[str, IndexedRun], stamps: Mapping[str, str], index: Path | None, scratch: Path) -> bytes:
+def _line(place: str, stamp: str, row: RunRow, run: IndexedRun) -> bytes:
+    """One entry of the index, as `_written` reads it."""
+    values = {
+        "format": FORMAT,
+        "place": place,
+        "stamp": stamp,
+        "row": msgspec.json.encode(row).decode(),
+        "run": msgspec.json.encode(run).decode(),
+    }
+    return msgspec.json.encode(values) + b"\n"
+
+
+def _written(changed: Path, longest: int, kept: Iterable[str], index: Path | None, scratch: Path) -> bytes:
     """The bytes of a new index: what changed, and of the old one what is still there."""
     import duckdb
 
-    lines, made = scratch / "changed.jsonl", scratch / "made.parquet"
-    with lines.open("wb") as file:
-        for place, run in changed.items():
-            values = {
-                "format": FORMAT,
-                "place": place,
-                "stamp": stamps[place],
-                "row": msgspec.json.encode(as_row(run)).decode(),
-                "run": msgspec.json.encode(run).decode(),
-            }
-            file.write(msgspec.json.encode(values) + b"\n")
-    there = scratch / "there.jsonl"
-    there.write_bytes(b"".join(msgspec.json.encode({"place": place}) + b"\n" for place in stamps.keys() - changed))
+    made, there = scratch / "made.parquet", scratch / "there.jsonl"
+    there.write_bytes(b"".join(msgspec.json.encode({"place": place}) + b"\n" for place in kept))
     wanted = (
-        f"SELECT * FROM read_json({_literal(lines)}, format='newline_delimited', columns={_COLUMNS}, "
-        f"maximum_object_size={2 * LARGEST_BYTES})"
+        f"SELECT * FROM read_json({_literal(changed)}, format='newline_delimited', columns={_COLUMNS}, "
+        f"maximum_object_size={max(longest, 1 << 20)})"
     )
     if index is not None:
         kept = (
             f"SELECT place FROM read_json({_literal(there)}, format='newline_delimited', columns={{place: 'VARCHAR'}})"
         )
         wanted += f" UNION ALL SELECT * FROM read_parquet(?) WHERE format = {FORMAT} AND place IN ({kept})"
-    with duckdb.connect() as connection:
+    # Each thread would have buffers and rows of its own.
+    with duckdb.connect(config={"threads": 1}) as connection:
         connection.execute(
-            f"COPY ({wanted}) TO {_literal(made)} (FORMAT parquet, COMPRESSION zstd)",
+            f"COPY ({wanted}) TO {_literal(made)} (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {ROWS_AT_ONCE})",
             [] if index is None else [str(index)],
         )
     return made.read_bytes()

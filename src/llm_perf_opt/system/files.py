@@ -29,8 +29,13 @@ UNPACKED_ALWAYS_BYTES = 256 << 20
 CHUNK_BYTES = 1 << 20
 # Nothing that is measured or counted is further from one; beyond, sums and quotients stop being numbers.
 LARGEST_NUMBER, SMALLEST_NUMBER = 10**30, 1e-100
-# What such a number looks like; names and digests may look so too.
-_PERHAPS_ABSURD = re.compile(rb"[0-9]{31}|[0-9.][eE][+-]?[0-9]{2}")
+# A number of so many digits, or with an exponent of two digits or more, may be one. It is looked for with every digit
+# as a zero, which is ten times as fast as a pattern with digits.
+_SHAPE = bytes.maketrans(b"123456789E", b"000000000e")
+_MANY_DIGITS, _EXPONENT = b"0" * 31, re.compile(rb"0e[+-]?00")
+# A digest may hold what looks like an exponent, but not behind what stands before a number.
+_NUMBER = re.compile(rb"[\s:,\[](-?[0-9.]{1,40}[eE][+-]?[0-9]+)")
+_LONGEST_NUMBER = 48
 # A text that is read as a whole: the largest pages of ncu have a tenth of it.
 LARGEST_TEXT_BYTES = 2 << 30
 
@@ -61,7 +66,7 @@ def read_limited(path: Path, limit_bytes: int) -> bytes:
 
 def refuse_absurd_numbers(data: bytes) -> bytes:
     """The JSON as it is, or a ValueError where it holds a number no measurement gives, such as 1e300."""
-    if _PERHAPS_ABSURD.search(data) is None:
+    if not _may_be_absurd(data):
         return data
     to_see = [json.loads(data)]
     while to_see:
@@ -71,6 +76,14 @@ def refuse_absurd_numbers(data: bytes) -> bytes:
         elif isinstance(value, int | float) and is_absurd(value):
             raise ValueError(f"holds a number that nothing measures ({str(value)[:24]})")
     return data
+
+
+def _may_be_absurd(data: bytes) -> bool:
+    shape = data.translate(_SHAPE)
+    if _MANY_DIGITS in shape:
+        return True
+    around = (data[max(0, at.start() - _LONGEST_NUMBER) : at.end() + 4] for at in _EXPONENT.finditer(shape))
+    return any(is_absurd(float(number)) for text in around for number in _NUMBER.findall(text))
 
 
 def is_absurd(number: float) -> bool:

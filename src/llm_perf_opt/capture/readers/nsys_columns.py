@@ -77,9 +77,9 @@ def _either(one: Flags | None, other: Flags | None) -> Flags | None:
     return one | other
 
 
-def joined(parts: Sequence[Mapping[str, Ints]]) -> dict[str, Ints]:
-    """Columns read in parts; none where there are no parts."""
-    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]} if parts else {}
+def joined(parts: Sequence[dict[str, Ints]]) -> dict[str, Ints]:
+    """Columns read in parts, which are given up as they are joined; none where there are no parts."""
+    return {key: np.concatenate([part.pop(key) for part in parts]) for key in tuple(parts[0])} if parts else {}
 
 
 class Ids:
