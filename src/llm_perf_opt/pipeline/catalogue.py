@@ -320,7 +320,8 @@ def _written(changed: Path, longest: int, kept: Iterable[str], index: Path | Non
     # Each thread would have buffers and rows of its own.
     with duckdb.connect(config={"threads": 1}) as connection:
         connection.execute(
-            f"COPY ({wanted}) TO {_literal(made)} (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {ROWS_AT_ONCE})",
+            f"COPY ({wanted}) TO {_literal(made)} "
+            f"(FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1, ROW_GROUP_SIZE {ROWS_AT_ONCE})",
             [] if index is None else [str(index)],
         )
     return made.read_bytes()

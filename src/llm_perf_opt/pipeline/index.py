@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ def index_run(path: Path) -> IndexedRun:
 
 def index_manifest(manifest: RunManifest, path: str) -> IndexedRun:
     """What is known of a run from its manifest; `path` is where it lies, here or in a store."""
-    keys = dict(_leaves("", manifest.config))
+    keys = _leaves(manifest.config)
     numbers = _numbers(manifest)
     git = manifest.environment.get("git")
     labels = {
@@ -227,10 +227,12 @@ def _gpus(manifest: RunManifest) -> list[str]:
     return [str(gpu.get("name")) if isinstance(gpu, Mapping) else str(gpu) for gpu in found]
 
 
-def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
-    # A manifest from its file holds dicts; asking for a Mapping takes ten times as long.
-    if type(value) is dict and value:
-        for key, item in value.items():
-            yield from _leaves(f"{prefix}.{key}" if prefix else str(key), item)
-    elif value is not None:
-        yield prefix, str(value)
+def _leaves(content: Mapping[str, Any], prefix: str = "", found: dict[str, str] | None = None) -> dict[str, str]:
+    """Every value below, by its key in full; a manifest from its file holds dicts."""
+    found = {} if found is None else found
+    for key, item in content.items():
+        if type(item) is dict and item:
+            _leaves(item, f"{prefix}{key}.", found)
+        elif item is not None:
+            found[f"{prefix}{key}"] = str(item)
+    return found
