@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
@@ -59,20 +60,20 @@ def summary(codes: dict[str, int]) -> tuple[list[str], int]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     sys.path.insert(0, str(BENCHMARKS))
-    from nightly_work import WORK, prepare
+    work = import_module("nightly_work")
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(WORK)} (default: all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(work.WORK)} (default: all)")
     parser.add_argument("--base", default=last_release(), metavar="REF", help="default: the newest tag v*")
     parser.add_argument("--candidate", default="HEAD", metavar="REF")
     parser.add_argument("--limit", type=float, default=5.0, metavar="PERCENT", help="slower by more fails (default 5)")
     parser.add_argument("--pairs", default="auto", metavar="N")
     parser.add_argument("-o", "--output", type=Path, default=Path("tmp/nightly"), metavar="DIR")
     args = parser.parse_args(argv)
-    unknown = sorted(set(args.names) - set(WORK))
+    unknown = sorted(set(args.names) - set(work.WORK))
     if unknown or args.base is None:
         what = (
-            f"no such benchmark (got {', '.join(unknown)}), allowed: {', '.join(WORK)}"
+            f"no such benchmark (got {', '.join(unknown)}), allowed: {', '.join(work.WORK)}"
             if unknown
             else ("--base: no release is tagged in this history; give a commit, and fetch tags (git fetch --tags)")
         )
@@ -87,10 +88,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         out=args.output.resolve(),
     )
     with tempfile.TemporaryDirectory() as folder:
-        prepare(Path(folder))
+        work.prepare(Path(folder))
         codes = {
             name: subprocess.run(build_compare_cmd(name, plan, inputs=Path(folder)), cwd=REPO, check=False).returncode
-            for name in args.names or WORK
+            for name in args.names or work.WORK
         }
     lines, code = summary(codes)
     print(f"{plan.base} against {plan.candidate}, at most {plan.limit_percent:g} % slower:", *lines, sep="\n")
