@@ -105,6 +105,23 @@ def test_gaps_add_up_to_the_idle_time_and_have_cause_owner_and_neighbours(nsys: 
     assert idle is not None and idle.gpu.idle_ns == 80
 
 
+def test_gaps_are_those_of_each_process(tmp_path: Path) -> None:
+    export = Export()
+    for pid, shift in ((0x1000000, 0), (0x2000000, 5_000_000)):
+        # Start-up in each, and a wait of two milliseconds for the host.
+        export.call(shift, shift + 9, 90 + shift, "cuModuleLoadData", tid=pid | 1)
+        for number, at in enumerate((10, 2_000_000)):
+            export.call(shift + at, shift + at + 3, shift + number + 1, tid=pid | 1)
+            export.kernel("gemm", shift + at + 5, shift + at + 15, shift + number + 1, pid=pid)
+    rows = ask(
+        export.write(tmp_path / "two.sqlite"), "SELECT process, start_ns, duration_ns FROM gaps ORDER BY start_ns"
+    )
+    assert [tuple(row.values()) for row in rows] == [
+        ("process (1)", 25, 1_999_980),
+        ("process (2)", 5_000_025, 1_999_980),
+    ]
+
+
 def test_operators_of_a_torch_trace_own_their_kernels(tmp_path: Path) -> None:
     path = torch_capture(tmp_path)
     rows = ask(path, "SELECT name, self_ns, kernel_ns, input_shapes, range FROM operators ORDER BY start_ns LIMIT 2")

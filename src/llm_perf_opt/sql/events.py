@@ -15,6 +15,7 @@ from llm_perf_opt.capture.ownership import Ownership, find_ownership, place_unla
 from llm_perf_opt.capture.timeline import Activities, HostEvents, Timeline, distinct, no_host_events
 from llm_perf_opt.core.names import MODULE_PREFIX
 from llm_perf_opt.diagnosis.analyze import RecordedCapture
+from llm_perf_opt.diagnosis.gaps.startup import StartUp, find_start_up
 from llm_perf_opt.sql.schema import BY_NAME, MISSING
 
 Values = npt.NDArray[Any]
@@ -45,6 +46,11 @@ class CaptureEvents:
     @cached_property
     def idle(self) -> dict[int, IdleMap]:
         return map_idle(self.timeline)
+
+    @cached_property
+    def startup(self) -> StartUp:
+        """What CUDA, its libraries and first uses start up, in all processes."""
+        return find_start_up(self.timeline, self.idle)
 
     @cached_property
     def ownership(self) -> Ownership:

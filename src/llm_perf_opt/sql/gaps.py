@@ -100,7 +100,7 @@ def _causes(
     owner = np.where(operator == None, in_range, operator)  # noqa: E711 - each element is compared
     start, end = gaps
     cause[(end - start >= idle.long_from_ns) & (largest == _HOST)] = NOT_EXAMINED
-    found = find_long_gaps(one.timeline, {code: idle}, shown=MAX_LOOKED_INTO + SAMPLED)
+    found = find_long_gaps(one.timeline, {code: idle}, startup=one.startup, shown=MAX_LOOKED_INTO + SAMPLED)
     for gap in found.longest:
         at = int(np.searchsorted(start, idle.span[0] + gap.start_ns))
         if largest[at] == _HOST:
