@@ -73,6 +73,11 @@ def test_descriptions_are_short_and_html_is_the_first_screen(llama: perf.PerfAna
     assert repr(llama.kernels).startswith("kernels: 19,611 rows × 15 columns (name, short_name, ")
     assert repr(llama.findings).splitlines()[0] == f"1. {llama.findings[0].title} [launch_bound]"
     assert repr(llama.scopes) == "Scopes(capture: 1,541.453 ms, steady: 228.177 ms)"
+    assert repr(steady := llama.scopes["steady"]) == f"ScopeRecord(steady: 228.177 ms in {len(steady.cells)} cells)"
+    assert repr(llama.findings[0]) == (
+        "Finding(launch_bound in steady: Launch-bound decode_step: GPU idle 90 % of each decode_step, up to 9.64x, "
+        "confidence high)"
+    )
     html = llama._repr_html_()
     assert len(html) < 20_000
     for text in (llama.findings[0].title, "Where the time goes", "Fix:", "NVIDIA H200"):

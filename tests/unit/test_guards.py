@@ -209,6 +209,7 @@ def test_nothing_is_called_a_helper() -> None:
         ["profile", "experiment=demo", "run.dry_run=true"],
         ["doctor"],
         ["predict", "model=llama3_8b", "hardware=h200"],
+        ["query", "--schema"],
         ["analyze", "--help"],
         ["compare", "--help"],
         ["bench", "--help"],

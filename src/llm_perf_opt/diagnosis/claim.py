@@ -53,7 +53,7 @@ class Evidence:
     source: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Finding:
     """A claim as the answer shows it. Nothing changes it after it was made.
 
@@ -92,6 +92,10 @@ class Finding:
     doc: str | None = None
     experiments: tuple[str, ...] = ()
     is_idle: bool = False
+
+    def __repr__(self) -> str:
+        gain = "" if self.max_gain is None else f", up to {self.max_gain:.3g}x"
+        return f"Finding({self.rule} in {self.scope}: {self.title}{gain}, confidence {self.confidence})"
 
     @property
     def fix(self) -> str:

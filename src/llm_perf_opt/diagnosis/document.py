@@ -30,7 +30,7 @@ VerdictKind = Literal[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ScopeRecord:
     """One scope with its ledger: `cells` sum to `wall_ns`. `processes` are those whose spans it adds up."""
 
@@ -44,6 +44,9 @@ class ScopeRecord:
     source: str
     cells: tuple[Cell, ...]
     kernels: tuple[KernelTime, ...]
+
+    def __repr__(self) -> str:
+        return f"ScopeRecord({self.id}: {self.wall_ns / 1e6:,.3f} ms in {len(self.cells)} cells)"
 
     @property
     def ledger(self) -> Ledger:

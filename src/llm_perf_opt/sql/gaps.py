@@ -4,12 +4,12 @@ The parts of a gap are those of the idle time of its process, so over all gaps t
 is what the host did in it; of very many long ones only the longest and a sample are looked into.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from llm_perf_opt.capture.idle import IdleMap, IdleSplit
-from llm_perf_opt.capture.intervals import Ints
+from llm_perf_opt.capture.idle import IdleMap
+from llm_perf_opt.capture.intervals import Intervals, Ints
 from llm_perf_opt.capture.kernels.names import distinct_short_names
 from llm_perf_opt.capture.timeline import Activities, distinct, join, take
 from llm_perf_opt.diagnosis import ledger as cells
@@ -41,22 +41,34 @@ def _of_process(one: CaptureEvents, code: int, idle: IdleMap, compute: Activitie
     end = np.concatenate((idle.busy.start, [idle.span[1]]))
     real = end > start
     start, end = start[real], end[real]
-    split = idle.split(start, end)
+    parts = _parts(idle, start, end)
     before, after = _neighbours(compute, start, end)
     short = _short_names(one, compute)
-    cause, owner = _causes(one, code, idle, split, (start, end), compute, after)
+    cause, owner = _causes(one, code, idle, parts, (start, end), compute, after)
     return {
         "start_ns": start,
         "end_ns": end,
         "duration_ns": end - start,
         "cause": cause,
         "owner": owner,
-        **{name: getattr(split, name) for name in _PARTS},
+        **parts,
         "before": short[np.where(before >= 0, picked(compute.name, before), -1)],
         "after": short[np.where(after >= 0, picked(compute.name, after), -1)],
         "process": one.processes(np.full(len(start), code, np.int64)),
         "capture": one.source(len(start)),
     }
+
+
+def _parts(idle: IdleMap, start: Ints, end: Ints) -> dict[str, Ints]:
+    """The idle time of each gap by cause, as `IdleMap.split` has it; in a gap no kernel runs."""
+
+    def inside(part: Intervals) -> Ints:
+        return part.covered_before(end) - part.covered_before(start) if len(part.start) else np.zeros_like(start)
+
+    sync, copy, between = inside(idle.waiting), inside(idle.copying), inside(idle.queued)
+    unattributed = inside(idle.unknown)
+    host = end - start - sync - copy - between - unattributed
+    return dict(zip(_PARTS, (host, sync, copy, between, unattributed), strict=True))
 
 
 def _neighbours(compute: Activities, start: Ints, end: Ints) -> tuple[Ints, Ints]:
@@ -85,13 +97,16 @@ def _causes(
     one: CaptureEvents,
     code: int,
     idle: IdleMap,
-    split: IdleSplit,
+    parts: Mapping[str, Ints],
     gaps: tuple[Ints, Ints],
     compute: Activities,
     after: Ints,
 ) -> tuple[Values, Values]:
     """Cause and owner of each gap: of short ones the largest part and the operator or range that ended it."""
-    largest = np.argmax(np.stack([getattr(split, name) for name in _PARTS]), axis=0)
+    largest, most = np.zeros(len(after), np.int64), parts[_PARTS[0]]
+    for number, name in enumerate(_PARTS[1:], 1):
+        more = parts[name] > most
+        largest[more], most = number, np.maximum(most, parts[name])
     cause = texts(_CAUSES)[largest]
     following = np.where(after >= 0, picked(compute.call, after), -1)
     known = following >= 0
