@@ -17,7 +17,7 @@ from llm_perf_opt.sql.schema import BY_NAME, VIEWS
 from tests.support.fixtures_dir import REPO
 from tests.support.nsys_builder import Export
 from tests.support.rocpd_builder import Rocpd
-from tests.support.trace_builder import step, write_trace
+from tests.support.trace_builder import event, step, write_trace
 
 
 def nsys_capture(folder: Path) -> Path:
@@ -130,6 +130,23 @@ def test_operators_of_a_torch_trace_own_their_kernels(tmp_path: Path) -> None:
     (kernel,) = ask(path, "SELECT operator, range, stream FROM kernels")
     # The trace does not name the stream.
     assert kernel == {"operator": "aten::addmm", "range": "decode", "stream": None}
+
+
+def test_names_are_values_whatever_characters_they_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a\x00b'; DROP VIEW kernels; -- \" 🎉\x1b[31m"
+    events = [
+        event("cpu_op", f"aten::{name}", "10.000", "40.000"),
+        event("cuda_runtime", "cudaLaunchKernel", "20.000", "5.000", correlation=1),
+        event("kernel", name, "30.000", "5.000", pid=0, tid=7, correlation=1, device=0),
+    ]
+    path = write_trace(tmp_path / "trace.json", events)
+    opened = open_any(path)
+    assert opened.query("SELECT name, operator FROM kernels").rows() == [{"name": name, "operator": f"aten::{name}"}]
+    assert opened.query("SELECT count(*) AS n FROM kernels").rows() == [{"n": 1}]
+    opened.kernels.parquet(tmp_path / "kernels.parquet")
+    for form in ("table", "csv", "json"):
+        assert main(["query", str(path), "SELECT name FROM kernels", "--format", form]) == 0
+        assert "\x1b" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", CAPTURES)
