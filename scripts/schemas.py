@@ -38,6 +38,7 @@ from llm_perf_opt.pipeline.run_result import RunResult
 from llm_perf_opt.pipeline.share import SharedDocument
 from llm_perf_opt.pipeline.stores import SyncDocument
 from llm_perf_opt.pipeline.sweep import SweepDocument
+from llm_perf_opt.planning.calibration import CalibratedDocument
 from llm_perf_opt.serving.requests.records import SlowDocument
 from llm_perf_opt.serving.results import BenchDocument
 from llm_perf_opt.serving.startup.records import StartupDocument
@@ -52,6 +53,7 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 DOCUMENTS: dict[str, Any] = {
     "analysis": CaptureAnalysis,
     "bench": BenchDocument,
+    "calibrated": CalibratedDocument,
     "compare": CompareDocument,
     "diagnosis": Diagnosis,
     "doctor": DoctorDocument,

@@ -12,6 +12,7 @@ from llm_perf_opt.planning.answer import Search, find_plans
 from llm_perf_opt.planning.calibration import (
     OPTION,
     MeasuredServer,
+    calibrated_document,
     is_steady,
     length_problems,
     read_server,
@@ -78,7 +79,10 @@ def main(argv: Sequence[str]) -> int:
     plan = _plan(request)
     if OPTION in request.options:
         server = _measured(request, plan)
-        print(render_calibrated(server, plan.limits, plan.demand, burstiness=plan.burstiness), end="")
+        if "--json" in request.flags:
+            print_json(calibrated_document(server, plan.limits, plan.demand, burstiness=plan.burstiness))
+        else:
+            print(render_calibrated(server, plan.limits, plan.demand, burstiness=plan.burstiness), end="")
         return EXIT_OK if is_steady(server) else EXIT_FAILED
     found = find_plans(request, plan)
     if "--csv" in request.options:
@@ -104,7 +108,6 @@ def _measured(request: Request, plan: Search) -> MeasuredServer:
         for key, is_given in (
             ("model", bool(request.models or request.paths)),
             *((key, key in request.options) for key in ("--devices", "--price", "--prices", "--csv", "--plot")),
-            ("--json", "--json" in request.flags),
             *((f"workload.{name}", True) for name in request.lists),
         )
         if is_given

@@ -5,8 +5,10 @@ not more requests in flight than were measured, no other lengths, no other serve
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -34,6 +36,49 @@ class MeasuredServer:
     pace: MeasuredPace
     name: str
     file: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibratedLevel:
+    """One measured level; `left_out_error` is that of its tokens per second by the other levels alone."""
+
+    concurrency: int
+    output_tokens_per_s: float
+    left_out_error: float | None
+    ttft_ms: float
+    fitted_ttft_ms: float
+    fitted_ttft_p95_ms: float
+    fitted_tpot_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibratedAnswer:
+    """The most load on one server that keeps the limits, and how many servers the demand needs."""
+
+    in_flight: float
+    requests_per_s: float | None
+    ttft_ms: float
+    ttft_p95_ms: float
+    tpot_ms: float
+    servers: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibratedDocument:
+    """What `llm-perf plan --calibrate-from --json` prints. `answer` is None where nothing measured keeps the limits.
+
+    `steady` says whether the levels describe the server well enough to plan with.
+    """
+
+    schema_version: Literal[1] = 1
+    server: str
+    file: str
+    prompt_tokens: int
+    output_tokens: int
+    levels: tuple[CalibratedLevel, ...]
+    median_error: float | None
+    steady: bool
+    answer: CalibratedAnswer | None
 
 
 def read_server(text: str) -> MeasuredServer:
@@ -133,6 +178,72 @@ def most_arrivals(pace: MeasuredPace, limits: Limits, burstiness: float) -> tupl
     return highest_kept(kept, pace.tokens_per_s(pace.most) / pace.output)
 
 
+def calibrated_document(
+    server: MeasuredServer, limits: Limits, demand: Demand | None, *, burstiness: float
+) -> CalibratedDocument:
+    """The figures `render_calibrated` prints."""
+    errors = left_out_errors(server.pace)
+    steady = is_steady(server)
+    return CalibratedDocument(
+        server=server.name,
+        file=str(server.file),
+        prompt_tokens=server.pace.prompt,
+        output_tokens=server.pace.output,
+        levels=tuple(_calibrated_level(level, server.pace, dict(errors)) for level in server.pace.levels),
+        median_error=median_error(errors),
+        steady=steady,
+        answer=_calibrated_answer(server.pace, limits, demand, burstiness) if steady else None,
+    )
+
+
+def _calibrated_level(level: MeasuredLevel, pace: MeasuredPace, off: Mapping[int, float]) -> CalibratedLevel:
+    times = closed_load(pace, level.concurrency, output=pace.output, places=None)
+    return CalibratedLevel(
+        concurrency=level.concurrency,
+        output_tokens_per_s=level.output_tokens_per_s,
+        left_out_error=off.get(level.concurrency),
+        ttft_ms=level.ttft_ms,
+        fitted_ttft_ms=times.ttft_ms,
+        fitted_ttft_p95_ms=times.ttft_p95_ms,
+        fitted_tpot_ms=times.tpot_ms,
+    )
+
+
+def _calibrated_answer(
+    pace: MeasuredPace, limits: Limits, demand: Demand | None, burstiness: float
+) -> CalibratedAnswer | None:
+    if demand is None:
+        most = most_in_flight(pace, limits)
+        return None if most is None else _calibrated_load(float(most[0]), most[1], per_s=None, servers=None)
+    arrivals = most_arrivals(pace, limits, burstiness)
+    if arrivals is None:
+        return None
+    per_s, times = arrivals
+    held = per_s * times.request_ms / 1e3
+    return _calibrated_load(held, times, per_s=per_s, servers=_servers(demand, per_s, held))
+
+
+def _calibrated_load(
+    in_flight: float, times: LoadTimes, *, per_s: float | None, servers: int | None
+) -> CalibratedAnswer:
+    return CalibratedAnswer(
+        in_flight=in_flight,
+        requests_per_s=per_s,
+        ttft_ms=times.ttft_ms,
+        ttft_p95_ms=times.ttft_p95_ms,
+        tpot_ms=times.tpot_ms,
+        servers=servers,
+    )
+
+
+def _servers(demand: Demand, per_s: float, held: float) -> int:
+    """How many servers a demand needs, each with so many requests per second and in flight."""
+    share = 1 + demand.headroom
+    if demand.per_s is not None:
+        return math.ceil(demand.per_s * share / per_s)
+    return math.ceil((demand.users or 0) * share / held)
+
+
 def render_calibrated(server: MeasuredServer, limits: Limits, demand: Demand | None, *, burstiness: float) -> str:
     pace = server.pace
     errors = left_out_errors(pace)
@@ -195,12 +306,9 @@ def _answer(server: MeasuredServer, limits: Limits, demand: Demand | None, burst
     if arrivals is None:
         return filled("No rate of arrivals keeps the limits with as many in flight as were measured.")
     per_s, times = arrivals
-    share = 1 + demand.headroom
     held = per_s * times.request_ms / 1e3
-    if demand.per_s is not None:
-        servers, what = math.ceil(demand.per_s * share / per_s), f"{demand.per_s:g} requests per second"
-    else:
-        servers, what = math.ceil((demand.users or 0) * share / held), f"{demand.users:,} users"
+    servers = _servers(demand, per_s, held)
+    what = f"{demand.users:,} users" if demand.per_s is None else f"{demand.per_s:g} requests per second"
     return filled(
         f"{what}: {servers} such servers. One keeps the limits up to {per_s:.3g} requests per second, {held:.3g} in "
         f"flight: first token in {times.ttft_ms:,.4g} ms (median), {times.ttft_p95_ms:,.4g} ms (95th percentile), "

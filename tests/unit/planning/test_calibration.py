@@ -10,6 +10,7 @@ import pytest
 from llm_perf_opt.cli import main
 from llm_perf_opt.model.estimate.measured import MeasuredLevel, MeasuredPace, left_out_errors, median_error
 from tests.support.fixtures_dir import REPO
+from tests.support.schemas import valid
 
 
 def published(weight: str, prompt: int, output: int, most: int) -> MeasuredPace:
@@ -64,6 +65,17 @@ def level(
         "output_tokens_per_s": tokens_per_s,
         "latencies": {"ttft": {"median_ms": 30.0}, "itl": {"median_ms": gap}},
     }
+
+
+def test_the_answer_is_a_document_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "--calibrate-from", str(bench(tmp_path, LEVELS)), "--json"]
+    assert main([*asked, "--rate", "20"]) == 0
+    found = valid("calibrated", json.loads(capsys.readouterr().out))
+    assert main([*asked[:-1], "--rate", "20"]) == 0
+    assert f"{found['answer']['servers']} such servers" in " ".join(capsys.readouterr().out.split())
+    assert [row["concurrency"] for row in found["levels"]] == [1, 2, 4, 8]
+    assert main([*asked, "--ttft-ms", "0.001"]) == 0
+    assert valid("calibrated", json.loads(capsys.readouterr().out))["answer"] is None
 
 
 # 500 ms a request alone, 200 ms more for each other one.
