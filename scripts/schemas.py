@@ -29,6 +29,7 @@ from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis
 from llm_perf_opt.model.static.document import PredictionsDocument, StaticDocument
 from llm_perf_opt.optimize.document import OptimizeDocument
+from llm_perf_opt.optimize.dry_run import OptimizePlanDocument
 from llm_perf_opt.optimize.server.document import OptimizeServerDocument
 from llm_perf_opt.pipeline.analyze.kernels import KernelSummaryDocument
 from llm_perf_opt.pipeline.catalogue import RunRow
@@ -71,6 +72,7 @@ DOCUMENTS: dict[str, Any] = {
     "metrics": MetricsDocument,
     "optimize": OptimizeDocument,
     "optimize_server": OptimizeServerDocument,
+    "optimize_plan": OptimizePlanDocument,
     "plan": PlanDocument,
     "slow_requests": SlowDocument,
     "prediction_line": PredictionLine,

@@ -19,6 +19,7 @@ from llm_perf_opt.system.files import real_path
 if TYPE_CHECKING:
     from llm_perf_opt.comparison.gate import Condition
     from llm_perf_opt.diagnosis.experiments import Remedy
+    from llm_perf_opt.optimize.plan import ExperimentPlan
     from llm_perf_opt.pipeline.optimize.run import OptimizeOptions
 
 DEFAULT_DIR = Path("tmp/optimize")
@@ -224,7 +225,7 @@ def _optimize_model(args: argparse.Namespace, options: "OptimizeOptions") -> int
     from llm_perf_opt.pipeline.optimize.situation import plan_for, situation_of
     from llm_perf_opt.pipeline.optimize.user_experiments import secrets_of
     from llm_perf_opt.pipeline.provenance import make_redactor
-    from llm_perf_opt.report.optimize.text import render_plan, render_terminal
+    from llm_perf_opt.report.optimize.text import render_terminal
     from llm_perf_opt.system.lock import locked
     from llm_perf_opt.system.nvml import gpu_index
 
@@ -242,7 +243,7 @@ def _optimize_model(args: argparse.Namespace, options: "OptimizeOptions") -> int
     if args.dry_run and subject.run_dir is not None:
         profile = read_profile(subject.run_dir)
         situation = situation_of(subject, profile, options.objective, lossless=args.lossless)
-        print(render_plan(plan_for(subject, profile, situation, given=remedies), budget_s=options.budget_s))
+        _show_plan(plan_for(subject, profile, situation, given=remedies), args, options)
         return EXIT_OK
     _make(folder)
     console = make_console()
@@ -268,7 +269,7 @@ def _optimize_model(args: argparse.Namespace, options: "OptimizeOptions") -> int
         situation = situation_of(subject, profile, options.objective, lossless=args.lossless)
         plan = plan_for(subject, profile, situation, given=remedies)
         if args.dry_run:
-            print(render_plan(plan, budget_s=options.budget_s))
+            _show_plan(plan, args, options)
             return EXIT_OK
         redactor = make_redactor(subject.config, os.environ, more=secrets_of(remedies))
         optimizer = Optimizer(
@@ -300,7 +301,7 @@ def _optimize_program(args: argparse.Namespace, options: "OptimizeOptions", comm
     from llm_perf_opt.pipeline.optimize.run import Optimizer
     from llm_perf_opt.pipeline.optimize.user_experiments import read_experiments, secrets_of
     from llm_perf_opt.profiling.vendor.tools import probe_host
-    from llm_perf_opt.report.optimize.text import render_plan, render_terminal
+    from llm_perf_opt.report.optimize.text import render_terminal
     from llm_perf_opt.system.lock import locked
     from llm_perf_opt.system.process import allowed_environment
     from llm_perf_opt.system.redact import Redactor, given_secrets
@@ -329,7 +330,7 @@ def _optimize_program(args: argparse.Namespace, options: "OptimizeOptions", comm
     )
     plan = build_plan((), None, situation, Costs(start_s=0.0, pass_s=0.0), given=given.remedies)
     if args.dry_run:
-        print(render_plan(plan, budget_s=options.budget_s))
+        _show_plan(plan, args, options)
         return EXIT_OK
     _make(folder)
     redactor = Redactor.of(os.environ, more=[*given_secrets(command), *secrets_of(given.remedies)])
@@ -372,6 +373,19 @@ def _given(args: argparse.Namespace) -> "tuple[Remedy, ...]":
     from llm_perf_opt.pipeline.optimize.user_experiments import read_experiments
 
     return read_experiments(args.experiments).remedies
+
+
+def _show_plan(plan: "ExperimentPlan", args: argparse.Namespace, options: "OptimizeOptions") -> None:
+    """What a dry run prints."""
+    if args.json:
+        from llm_perf_opt.optimize.dry_run import optimize_plan_document
+        from llm_perf_opt.system.json_output import print_json
+
+        print_json(optimize_plan_document(plan, budget_s=options.budget_s))
+        return
+    from llm_perf_opt.report.optimize.text import render_plan
+
+    print(render_plan(plan, budget_s=options.budget_s))
 
 
 def _print(document: OptimizeDocument, args: argparse.Namespace, text: str, folder: Path) -> None:

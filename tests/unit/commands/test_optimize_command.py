@@ -15,7 +15,7 @@ from llm_perf_opt.cli import main
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.optimize.user_experiments import read_experiments
 from tests.support.orchestrator import command, environment
-from tests.support.schemas import valid_file
+from tests.support.schemas import valid, valid_file
 
 PROGRAM = """\
 import os, sys, time
@@ -73,6 +73,9 @@ def test_a_program_is_tried_verified_and_recommended(folder: Path, capsys: pytes
 def test_a_dry_run_runs_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words("--dry-run")) == 0
     assert "shorter" in capsys.readouterr().out and not (folder / "out").exists()
+    assert main(words("--dry-run", "--json")) == 0
+    plan = valid("optimize_plan", json.loads(capsys.readouterr().out))
+    assert "shorter" in [trial["name"] for trial in plan["experiments"]]
 
 
 def test_every_wrong_option_is_told_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
