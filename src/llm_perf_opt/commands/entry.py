@@ -37,10 +37,8 @@ def run_safely(main: Callable[[list[str]], int], argv: Sequence[str]) -> int:
                 # A full disk, most likely, be it under the standard output or under a file.
                 message = f"reading or writing failed ({error})"
                 print(f"error: {message}", file=sys.stderr)
-                if not _can_print():
+                if not _can_print() or (as_json and not _can_print_error(message)):
                     _print_no_more()
-                elif as_json:
-                    print_error_document("failed", [message], EXIT_FAILED)
                 return EXIT_FAILED
             return code
         assert last.caught is not None
@@ -127,6 +125,16 @@ def _open_closed_streams() -> None:
 def _can_print() -> bool:
     """What is left to print can go where it should."""
     try:
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
+
+
+def _can_print_error(message: str) -> bool:
+    """The document of an error is printed, where the standard output itself is not what failed."""
+    try:
+        print_error_document("failed", [message], EXIT_FAILED)
         sys.stdout.flush()
     except OSError:
         return False
