@@ -191,6 +191,20 @@ def ratios_of(run: LoadRun, slo: SloSection) -> tuple[float, ...]:
     return tuple(ratio_of(record, slo) for record in counted[int(SETTLING * len(counted)) :])
 
 
+def over_saturation(run: LoadRun, slo: SloSection, *, planned: int) -> str | None:
+    """Why a level of so many requests is decided before its end, or None.
+
+    So many requests have exceeded a limit so far that the level's ratio will be above `NEAR` whatever the rest does:
+    then it only matters that it missed the SLO, not by how much.
+    """
+    settled = int(SETTLING * planned)
+    bad = sum(1 for one in run.records if not one.is_ramp and one.index >= settled and ratio_of(one, slo) > NEAR)
+    allowed = (1 - slo.share) * (planned - settled)
+    if bad <= allowed + 1:
+        return None
+    return f"{bad} requests took more than {NEAR:g} times a limit already, {allowed:.0f} of {planned - settled} may"
+
+
 def ratio_of(record: RequestRecord, slo: SloSection) -> float:
     """The worst of a request's latencies over its limit; one that failed or did not end is as bad as can be."""
     if record.status != "ok":

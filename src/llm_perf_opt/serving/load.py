@@ -46,6 +46,7 @@ START_S = 60.0
 STOPPING_S = 3.0
 LEAD_S = 0.05
 COUNTERS_S = 1.0
+DECIDED_S = 1.0
 COUNTERS_TIMEOUT_S = 10.0
 LAST_PAGE_S = 2.0
 LARGEST_PAGE = 8 << 20
@@ -75,8 +76,12 @@ def run_level(
     load: LoadSection,
     *,
     on_tick: Callable[[float, int], None] = lambda elapsed_s, done: None,
+    is_decided: Callable[[LoadRun], str | None] = lambda run: None,
 ) -> LoadRun:
-    """Drive one level to its end; bounded by count and time whatever the server does."""
+    """Drive one level to its end; bounded by count and time whatever the server does.
+
+    `is_decided` is asked once a second; where it gives a reason the level ends there.
+    """
     run.processes = load.processes or processes_for(run, load)
     arrivals = session_arrivals(load, run.level.rate, traffic) if run.level.rate is not None else ()
     shares = [
@@ -94,7 +99,7 @@ def run_level(
         )
         for number in range(run.processes)
     ]
-    _Driver(run, target, load, on_tick).drive(shares)
+    _Driver(run, target, load, on_tick, is_decided).drive(shares)
     return run
 
 
@@ -146,8 +151,16 @@ async def _watch_one(sender: Sender, stall_s: float, most_s: float) -> None:
 
 
 class _Driver:
-    def __init__(self, run: LoadRun, target: Target, load: LoadSection, on_tick: Callable[[float, int], None]) -> None:
+    def __init__(
+        self,
+        run: LoadRun,
+        target: Target,
+        load: LoadSection,
+        on_tick: Callable[[float, int], None],
+        is_decided: Callable[[LoadRun], str | None],
+    ) -> None:
         self._run, self._target, self._load, self._on_tick = run, target, load, on_tick
+        self._is_decided = is_decided
         self._failures = 0
         self._begun = 0.0
         self._summaries: list[ShareSummary] = []
@@ -205,7 +218,7 @@ class _Driver:
         """Until all shares have ended, their time is over, or the server has."""
         load = self._load
         limit_s = load.ramp_up_s + load.duration_s + load.drain_s + STOPPING_S
-        due = 0.0
+        due = ask = 0.0
         while self._open:
             self._receive(WATCH_S)
             elapsed = time.perf_counter() - self._begun
@@ -216,6 +229,11 @@ class _Driver:
             if self._open and self._run.stopped is None:
                 self._run.stopped = self._trouble()
                 if self._run.stopped is not None:
+                    return
+            if elapsed >= ask:
+                ask = elapsed + DECIDED_S
+                self._run.cut_short = self._is_decided(self._run)
+                if self._run.cut_short is not None:
                     return
             if elapsed > limit_s:
                 self._run.stopped = f"the load client did not end {load.drain_s:g} s (load.drain_s) after its time"

@@ -72,7 +72,7 @@ class LevelResult:
     `mean_concurrency` is the mean number of requests under way. `client_busy` is the share of the time in which the
     busiest of `client_processes` computed, `client_lag_*` how late its event loop was, `send_late_*` how long after
     their scheduled time requests were sent. `begun_s` is the start of the load on the monotonic clock of the client's
-    machine, which a server there shares.
+    machine, which a server there shares. `cut_short` is why a search did not go on with it.
     """
 
     label: str
@@ -86,6 +86,7 @@ class LevelResult:
     unfinished: int = 0
     errors: Mapping[str, int] = field(default_factory=dict)
     stopped: str | None = None
+    cut_short: str | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
     requests_per_s: float | None = None
@@ -284,6 +285,7 @@ def level_result(run: LoadRun, slo: SloSection, *, gpus: Sequence[GpuFigures] = 
         unfinished=sum(1 for r in counted if r.status == "unfinished"),
         errors=dict(Counter(r.error for r in counted if r.error is not None).most_common(MOST_ERRORS)),
         stopped=run.stopped,
+        cut_short=run.cut_short,
         input_tokens=inputs,
         output_tokens=outputs,
         requests_per_s=_per_s(len(good), time_s),

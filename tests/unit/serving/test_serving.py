@@ -16,6 +16,7 @@ from llm_perf_opt.core.sections import SectionTable
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.bench.config import read_config
 from llm_perf_opt.report.sections.served_load import bench_metrics, bench_sections, shown_level
+from llm_perf_opt.serving.capacity import over_saturation
 from llm_perf_opt.serving.client.lag import LoopLag
 from llm_perf_opt.serving.client.request import RequestTemplate
 from llm_perf_opt.serving.config import LoadLevel, LoadSection, ServerSection, SloSection
@@ -321,6 +322,28 @@ def test_a_server_that_dies_ends_the_load_and_keeps_what_was_measured() -> None:
     assert run.stopped == "the server ended"
     assert 10 <= sum(record.status == "ok" for record in run.records) < 5000
     assert sum(record.status == "unfinished" for record in run.records) <= 2
+
+
+def test_a_rate_of_a_search_ends_when_it_has_missed_the_slo_whatever_the_rest_does() -> None:
+    slo = SloSection(e2el_ms=10.0)
+    load = LoadSection(rate=(100.0,), requests=2000, duration_s=60, arrival="constant", output_tokens=4, slo=slo)
+    level = LoadLevel(rate=100.0)
+    with fake_server(gap_s=0.02) as server:
+        run = run_level(
+            LoadRun(level=level),
+            _target(server),
+            ASK,
+            SyntheticTraffic(words=4),
+            replace(load, requests=1000),
+            is_decided=lambda seen: over_saturation(seen, slo, planned=100),
+        )
+    # 80 ms each. Of the 70 after settling 7 may be bad.
+    assert run.cut_short is not None
+    assert run.cut_short.endswith(" requests took more than 2 times a limit already, 7 of 70 may")
+    assert run.stopped is None and 30 < len(run.records) < 1000
+    assert level_result(run, slo).cut_short == run.cut_short
+    good = [replace(one, latency_s=0.005, status="ok") for one in run.records]
+    assert over_saturation(replace(run, records=good), slo, planned=100) is None
 
 
 def test_nobody_at_the_address_ends_the_load_soon() -> None:

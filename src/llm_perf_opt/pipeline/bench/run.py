@@ -44,7 +44,7 @@ from llm_perf_opt.report.sections.slow_requests import slow_lines, slow_sections
 from llm_perf_opt.report.sections.startup import startup_lines, startup_sections
 from llm_perf_opt.report.write import write_reports
 from llm_perf_opt.serving.block import result_block
-from llm_perf_opt.serving.capacity import CapacitySearch
+from llm_perf_opt.serving.capacity import CapacitySearch, over_saturation
 from llm_perf_opt.serving.config import LoadLevel, LoadSection
 from llm_perf_opt.serving.engine import (
     RunningServer,
@@ -422,7 +422,11 @@ def _search(run: BenchRun, server: RunningServer, warm: WarmServer) -> bool:
     search = CapacitySearch(by=load.search_by, slo=load.slo)
     while (level := search.next()) is not None:
         # Arrivals of their own for every level: the same ones would be wrong in the same way each time.
-        lives = _measure_level(run, server, warm, level, replace(load, seed=load.seed + len(run.runs)))
+        seeded = replace(load, seed=load.seed + len(run.runs))
+        planned = (
+            0 if level.rate is None else min(load.requests, int(level.rate * load.duration_s) * warm.traffic.most_turns)
+        )
+        lives = _measure_level(run, server, warm, level, seeded, planned=planned)
         if not lives or not run.levels[-1].completed:
             return False
         search.add(run.runs[-1], run.levels[-1])
@@ -446,8 +450,13 @@ def _written(run: BenchRun, one: LoadRun, load: LoadSection, gpus: Sequence[GpuS
         run.save("running")
 
 
-def _measure_level(run: BenchRun, server: RunningServer, warm: WarmServer, level: LoadLevel, load: LoadSection) -> bool:
-    """One level, written down however it ends; False where the server is gone."""
+def _measure_level(
+    run: BenchRun, server: RunningServer, warm: WarmServer, level: LoadLevel, load: LoadSection, *, planned: int = 0
+) -> bool:
+    """One level, written down however it ends; False where the server is gone.
+
+    `planned` requests of a search may be cut short where the level has missed the SLO by far.
+    """
     run.console.stage_started(StageTurn(name=f"{BENCH}, {level.label}"))
     one = LoadRun(level=level)
     run.runs.append(one)
@@ -459,6 +468,7 @@ def _measure_level(run: BenchRun, server: RunningServer, warm: WarmServer, level
             warm.traffic_of(f"{level.key}-{len(run.runs)}"),
             load,
             on_tick=lambda elapsed, done: run.console.tick(elapsed, Progress(text=f"{done} requests done")),
+            is_decided=lambda seen: over_saturation(seen, load.slo, planned=planned) if planned else None,
         )
     result = run.levels[-1]
     # What was asked for goes to stdout, progress to stderr.

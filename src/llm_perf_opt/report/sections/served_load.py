@@ -78,6 +78,7 @@ def _paragraphs(document: BenchDocument) -> tuple[str, ...]:
     if failed:
         texts.append(f"Every request failed at {', '.join(failed)}: there are no latencies.")
     texts += [f"{level.label}: ended early, because {level.stopped}." for level in document.levels if level.stopped]
+    texts += [f"{level.label}: cut short, because {level.cut_short}." for level in document.levels if level.cut_short]
     texts += [
         f"{level.label}: the server did not keep up. The last requests took {level.growth:.1f} times as long as the "
         "first, so that these latencies hold for this duration alone."
