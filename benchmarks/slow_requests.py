@@ -10,13 +10,17 @@ the PATH. As root the client gets a real-time priority where it shares two cores
 import argparse
 import json
 import os
+import random
 import statistics
 import sys
 import tempfile
+import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from llm_perf_opt.serving.client.request import RequestTemplate
@@ -35,9 +39,11 @@ from llm_perf_opt.system.redact import Redactor
 
 RESULTS = Path(__file__).with_name("results")
 STREAMS, LONG, SHORT = 6, 8000, 64
-TOGGLE_S = 0.5
+# Not a part of a second: the page of metrics is read once in one.
+TOGGLE_S = 0.37
 # Nothing but decoding of so many sequences is compared.
 BATCH = 8
+ENOUGH_STEPS = 10
 TOGGLED = f"""
 import atexit, json, os, time
 import llm_perf_vllm_steps as ours
@@ -52,10 +58,10 @@ class Toggled(ours.StepRecorder):
         now = time.monotonic()
         self.records = int(now / {TOGGLE_S}) % 2 == 0
         if self.before is not None:
-            self.seen.write(f"{{now - self.before[0]:.7f}} {{self.before[1]}} {{int(self.before[2])}}\\n")
+            self.seen.write(f"{{self.before[0]:.7f}} {{now - self.before[0]:.7f}} {{self.before[1]}}\\n")
         output = super().schedule(*args, **kwargs)
         work = output.num_scheduled_tokens
-        self.before = (now, len(work), self.records) if work and max(work.values()) == 1 else None
+        self.before = (now, len(work)) if work and max(work.values()) == 1 else None
         if not work:
             self.seen.flush()
         return output
@@ -132,8 +138,6 @@ def one_run(server: RunningServer, folder: Path, number: int, rate: float) -> di
     long = TraceSession(turns=(TraceTurn(tokens=LONG, output_tokens=8),), at_s=1.0)
     traffic = TraceTraffic(sessions=(*short, long), words_per_token=rate, seed=f"run-{number}")
     load = LoadSection(arrival="recorded", requests=STREAMS + 1, duration_s=60.0, drain_s=120.0)
-    level = LoadLevel(rate=float(STREAMS))
-    run = LoadRun(level=level)
     template = replace(template_for(server), id_prefix=f"llmperf.bench.{number}")
     # At the recorded moments: the rate of the recording itself.
     level = LoadLevel(rate=STREAMS / 1.0)
@@ -171,24 +175,99 @@ def overhead(model: str, seconds: float) -> dict[str, Any]:
             traffic = TraceTraffic(sessions=(session,), words_per_token=rate, seed="overhead")
             load = LoadSection(requests=100_000, duration_s=seconds, drain_s=60.0)
             run_level(LoadRun(level=LoadLevel(concurrency=BATCH)), server.target, template_for(server), traffic, load)
-        lines = [line.split() for line in (folder / "toggled.txt").read_text().splitlines()]
-    times: dict[str, list[float]] = {"off": [], "on": []}
-    for time_s, batch, is_on in lines:
+        rows = [line.split() for line in (folder / "toggled.txt").read_text().splitlines()]
+    windows: defaultdict[int, list[float]] = defaultdict(list)
+    for at_s, time_s, batch in rows:
+        # A step belongs to the window it began in.
         if int(batch) == BATCH:
-            times["on" if int(is_on) else "off"].append(1e3 * float(time_s))
-    medians = {name: statistics.median(values) for name, values in times.items()}
+            windows[int(float(at_s) / TOGGLE_S)].append(1e3 * float(time_s))
+    medians = {number: statistics.median(times) for number, times in windows.items() if len(times) >= ENOUGH_STEPS}
+    # Steps grow with the context: a window with the record is compared with those before and after it.
+    pairs = [
+        (medians[n], (medians[n - 1] + medians[n + 1]) / 2)
+        for n in sorted(medians)
+        if n % 2 == 0 and {n - 1, n + 1} <= medians.keys()
+    ]
+    ratios = [on / off - 1.0 for on, off in pairs]
+    low, high = interval(ratios)
+    own_us = 1e6 * own_time_s()
+    off_ms = statistics.median(off for _, off in pairs)
     return {
-        "steps": {name: len(values) for name, values in times.items()},
-        "median_ms": medians,
-        "trimmed_mean_ms": {name: _trimmed(values) for name, values in times.items()},
-        "overhead_of_median": medians["on"] / medians["off"] - 1.0,
+        "windows": len(pairs),
+        "steps": sum(len(times) for times in windows.values()),
+        "median_ms": {"on": statistics.median(on for on, _ in pairs), "off": off_ms},
+        "overhead": statistics.median(ratios),
+        "overhead_95": [low, high],
+        "own_us_per_step": own_us,
+        "own_share_of_step": own_us / 1e3 / off_ms,
     }
 
 
-def _trimmed(values: list[float]) -> float:
-    """Without the slowest tenth, in which other programs had the core."""
-    kept = sorted(values)[: max(1, len(values) * 9 // 10)]
-    return statistics.fmean(kept)
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """The 95 % interval of the median, by drawing pairs again."""
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
+    return medians[50], medians[1949]
+
+
+def own_time_s(steps: int = 20_000) -> float:
+    """What the recorder itself takes for a step of eight sequences: an empty scheduler with and without it."""
+    plain, recorded = stand_ins()
+    times = {}
+    for name, kind in (("plain", plain), ("recorded", recorded)):
+        best = float("inf")
+        for _ in range(5):
+            scheduler = kind()
+            for number in range(BATCH):
+                scheduler.add_request(
+                    SimpleNamespace(
+                        request_id=f"cmpl-llmperf.ab12cd34.1.{number}-0-0a1b2c3d",
+                        num_prompt_tokens=64,
+                        num_computed_tokens=64,
+                        arrival_time=time.time(),
+                    )
+                )
+            began = time.perf_counter()
+            for _ in range(steps):
+                scheduler.update_from_output(scheduler.schedule(), scheduler.made)
+            best = min(best, (time.perf_counter() - began) / steps)
+        times[name] = best
+    return times["recorded"] - times["plain"]
+
+
+def stand_ins() -> tuple[Any, Any]:
+    """A scheduler as small as can be, and the same with our recorder, which is imported with stand-ins for vLLM."""
+
+    class Plain:
+        def __init__(self) -> None:
+            self.requests: dict[str, Any] = {}
+            self.running: list[Any] = []
+            self.waiting: list[Any] = []
+
+        def add_request(self, request: Any) -> None:
+            self.requests[request.request_id] = request
+            self.running.append(request)
+            names = list(self.requests)
+            self.work = dict.fromkeys(names, 1)
+            self.made = SimpleNamespace(req_ids=names, sampled_token_ids=[[5]] * len(names))
+
+        def schedule(self) -> Any:
+            return SimpleNamespace(num_scheduled_tokens=self.work)
+
+        def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> None:
+            return None
+
+    sched = "vllm.v1.core.sched"
+    for name in ("vllm", "vllm.v1", "vllm.v1.core", sched, f"{sched}.scheduler", f"{sched}.async_scheduler"):
+        sys.modules[name] = ModuleType(name)
+    sys.modules["vllm"].__version__ = "0.32.0"  # type: ignore[attr-defined]
+    sys.modules[f"{sched}.scheduler"].Scheduler = Plain  # type: ignore[attr-defined]
+    sys.modules[f"{sched}.async_scheduler"].AsyncScheduler = Plain  # type: ignore[attr-defined]
+    sys.path.insert(0, str(INJECT))
+    os.environ["LLM_PERF_STEPS"] = tempfile.mkdtemp()
+    import llm_perf_vllm_steps
+
+    return Plain, type("Recorded", (llm_perf_vllm_steps.StepRecorder, Plain), {})
 
 
 def main() -> int:

@@ -379,3 +379,46 @@ def test_the_time_until_a_started_server_is_ready_is_explained(tmp_path: Path) -
     assert f"openai was ready after {found['ready_s']:.1f} s: " in done.out
     refused = _bench(tmp_path, "server.url=http://127.0.0.1:9", "capture.startup=true")
     assert (refused.code, "capture.startup: the server at server.url has started already" in refused.err) == (2, True)
+
+
+@pytest.mark.real_vllm
+@pytest.mark.skipif("LLM_PERF_TEST_VLLM" not in os.environ, reason="LLM_PERF_TEST_VLLM names no folder with a vllm")
+def test_vllm_says_which_prompt_delayed_the_others_and_where_its_start_went(tmp_path: Path) -> None:
+    model = write_tiny_snapshot(tmp_path / "tiny")
+    config = json.loads((model / "config.json").read_text())
+    # Wide enough for a prompt to take longer than a decode step; positions for 8,000 tokens.
+    wide = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 8}
+    (model / "config.json").write_text(json.dumps({**config, **wide, "head_dim": 64, "max_position_embeddings": 16384}))
+    # The tokenizer takes a byte for a token.
+    streams = [{"prompt": f"stream {n} " + "abcd" * 12, "output_tokens": 800, "at_s": 0.02 * n} for n in range(6)]
+    planted = {"prompt": "long " + "x" * 7995, "output_tokens": 4, "at_s": 1.0}
+    traffic = tmp_path / "planted.jsonl"
+    traffic.write_text("\n".join(json.dumps(row) for row in (*streams, planted)))
+    done = llm_perf(
+        "bench",
+        "server=vllm",
+        f"server.args=[{model},--load-format,dummy,--max-model-len,12000,--enforce-eager,--max-num-batched-tokens,2048]",
+        "traffic.format=jsonl",
+        f"traffic.path={traffic}",
+        "load.arrival=recorded",
+        "load.requests=7",
+        "capture.requests=slowest",
+        "capture.startup=true",
+        cwd=tmp_path,
+        timeout_s=1200,
+        VLLM_CPU_KVCACHE_SPACE="1",
+        HF_HUB_OFFLINE="1",
+        PATH=f"{os.environ['LLM_PERF_TEST_VLLM']}{os.pathsep}{os.environ['PATH']}",
+    )
+    assert done.code == 0, done.err
+    bench = only_run(tmp_path) / "bench"
+    (level,) = valid_file("slow_requests", bench / "slow_requests.json")["levels"]
+    assert level["method"] == "steps" and level["match"]["matched_steps"] >= 0.95 * level["match"]["steps"]
+    assert level["match"]["matched_tokens"] >= 0.95 * level["match"]["tokens"]
+    assert (level["delays"][0]["request"], level["delays"][0]["prompt_tokens"]) == (6, 8000)
+    assert level["delays"][0]["victims"] == 6
+    for one in level["slowest"]:
+        assert sum(part["time_s"] for part in one["parts"]) == pytest.approx(one["e2e_s"], rel=0.02)
+    startup = valid_file("startup", bench / "startup.json")
+    explained = [part["time_s"] for part in startup["parts"] if part["purpose"] not in ("waiting", "other")]
+    assert sum(explained) >= 0.95 * startup["ready_s"]

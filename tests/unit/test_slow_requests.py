@@ -144,9 +144,14 @@ def test_lines_that_are_cut_are_counted_and_a_version_that_is_not_known_declines
     lines = serve(planted_load()).lines
     trace = read_steps([*lines, b'{"k":"step","n":3,"t":[1,'])
     assert trace.notes == ("1 lines of the record of steps could not be read",)
+    short = read_steps(lines, most=20)
+    assert short.notes == ("the record of steps is longer than 20 entries: what came later was left out",)
+    assert 20 < sum(len(step.work) for step in short.steps) < 30
     assert len(trace.steps) == sum(b'"step"' in line for line in lines)
     with pytest.raises(Declined, match=r"0\.99\.0"):
-        read_steps([b'{"k":"start","engine":"vllm","version":"0.99.0","pid":1}', b'{"k":"declined"}'])
+        read_steps(
+            [b'{"k":"start","engine":"vllm","version":"0.99.0","pid":1}', b'{"k":"declined","why":"version 0.99.0"}']
+        )
 
 
 def test_executions_of_steps_do_not_overlap_with_two_batches_in_flight() -> None:
@@ -265,8 +270,9 @@ def adapter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     sys.modules.pop("llm_perf_vllm_steps", None)
 
 
-def _config(*, is_async: bool) -> Any:
-    return types.SimpleNamespace(scheduler_config=types.SimpleNamespace(async_scheduling=is_async))
+def _config(*, is_async: bool, diffusion: object = None) -> Any:
+    scheduler = types.SimpleNamespace(async_scheduling=is_async)
+    return types.SimpleNamespace(scheduler_config=scheduler, diffusion_config=diffusion)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -303,5 +309,20 @@ def test_an_unknown_version_gets_its_own_scheduler_and_says_so(
     monkeypatch.setattr(sys.modules["vllm"], "__version__", "0.40.0")
     assert type(adapter.scheduler(vllm_config=_config(is_async=False))) is _Scheduler
     (path,) = tmp_path.glob("steps-*.jsonl")
-    with pytest.raises(Declined, match=r"0\.40\.0"):
+    with pytest.raises(Declined, match=r"version 0\.40\.0 is not one the adapter was tried with"):
+        read_steps(path.read_bytes().splitlines())
+
+
+def test_a_diffusion_model_keeps_the_scheduler_made_for_it(
+    adapter: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name = "vllm.v1.core.sched.diffusion_scheduler"
+    module = types.ModuleType(name)
+    module.DiffusionScheduler = type("DiffusionScheduler", (_Scheduler,), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(sys.modules["vllm.v1.core.sched"], "diffusion_scheduler", module, raising=False)
+    made = adapter.scheduler(vllm_config=_config(is_async=False, diffusion=object()))
+    assert type(made).__name__ == "DiffusionScheduler"
+    (path,) = tmp_path.glob("steps-*.jsonl")
+    with pytest.raises(Declined, match="a diffusion model"):
         read_steps(path.read_bytes().splitlines())

@@ -33,6 +33,8 @@ examples:
   load.output_tokens=128   length of the answers; load.ignore_eos=true
   capture.tool=nsys        another start under nsys, with a window
   capture.tool=engine      the server's own /start_profile
+  capture.requests=slowest why the slowest requests were slow, and who delayed them
+  capture.startup=true     where the time until the server is ready goes
   --json                   print the results (docs/schemas/bench.schema.json)
 
 Requests go to the given address alone. Every key: docs/serving.md.

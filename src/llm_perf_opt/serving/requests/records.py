@@ -28,7 +28,7 @@ PARTS: tuple[Part, ...] = (
 Method = Literal["steps", "arrival times"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepWork:
     """Tokens of one request in one step. `computed` tokens of its prompt were there before; `sampled` came out."""
 

@@ -65,10 +65,8 @@ def _traces(folder: Path) -> tuple[list[StepTrace], list[str]]:
     traces, notes = [], []
     for path in sorted(folder.glob(STEP_FILES)):
         try:
-            traces.append(read_steps(path.read_bytes().splitlines()))
+            with path.open("rb") as file:
+                traces.append(read_steps(file))
         except Declined as error:
-            notes.append(
-                f"the engine declined to record its steps: its version {error.version} is not one the adapter was "
-                f"tried with; {BOUNDS}"
-            )
+            notes.append(f"the engine declined to record its steps: {error}; {BOUNDS}")
     return traces, notes

@@ -11,6 +11,9 @@ from llm_perf_opt.serving.requests.records import EngineRequest, EngineStep, Ste
 # Engines put words before and after the id that the client sent; ours has no dash and ends with a number.
 _CLIENT_ID = re.compile(r"(llmperf\.[0-9a-z]+\.[0-9a-z]+\.\d+)(?![0-9.])")
 
+# Requests in steps: an hour of 50 steps a second with 16 requests each, in some hundred megabytes.
+MOST_ENTRIES = 3_000_000
+
 
 class _Line(msgspec.Struct):
     """Any line; which keys it has depends on `k`."""
@@ -18,6 +21,7 @@ class _Line(msgspec.Struct):
     k: Literal["start", "add", "step", "finish", "declined"]
     engine: str = ""
     version: str = ""
+    why: str = ""
     r: int = -1
     id: str = ""
     prompt: int = 0
@@ -33,11 +37,7 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 class Declined(Exception):
-    """The engine's version is not one that the adapter knows; it ran without a record."""
-
-    def __init__(self, version: str) -> None:
-        self.version = version
-        super().__init__(version)
+    """The engine ran without a record of its steps; the text says why."""
 
 
 def client_id(engine_id: str) -> str | None:
@@ -46,12 +46,13 @@ def client_id(engine_id: str) -> str | None:
     return None if found is None else found.group(1)
 
 
-def read_steps(lines: Iterable[bytes]) -> StepTrace:
-    """Read what one engine process wrote; raise Declined where it wrote that it does not."""
+def read_steps(lines: Iterable[bytes], *, most: int = MOST_ENTRIES) -> StepTrace:
+    """Read what one engine process wrote, up to `most` requests in steps; raise Declined where it declined to write."""
     engine = version = ""
     requests: list[EngineRequest] = []
     steps: list[EngineStep] = []
-    broken = 0
+    broken = held = 0
+    notes: list[str] = []
     for text in lines:
         try:
             line = _decode(text)
@@ -61,14 +62,18 @@ def read_steps(lines: Iterable[bytes]) -> StepTrace:
         if line.k == "start":
             engine, version = line.engine, line.version
         elif line.k == "declined":
-            raise Declined(version)
+            raise Declined(line.why)
         elif line.k == "add":
             requests.append(_request(line))
         elif line.k == "step":
             steps.append(_step(line))
-    notes = (f"{broken} lines of the record of steps could not be read",) if broken else ()
+            held += len(line.w)
+            if held > most:
+                notes.append(f"the record of steps is longer than {most:,} entries: what came later was left out")
+                break
+    notes += [f"{broken} lines of the record of steps could not be read"] if broken else []
     ordered = tuple(sorted(steps, key=lambda step: step.update_s))
-    return StepTrace(engine=engine, version=version, requests=tuple(requests), steps=ordered, notes=notes)
+    return StepTrace(engine=engine, version=version, requests=tuple(requests), steps=ordered, notes=tuple(notes))
 
 
 def _request(line: _Line) -> EngineRequest:

@@ -12,7 +12,7 @@ Times are those of the monotonic clock, in seconds. Lines of the file:
      "o":[[r,tokens sampled],…]}
     {"k":"finish","r":0,"at":2.0}
 
-A version that is not known gets its own scheduler, and a line that says so.
+A version that is not known, and a diffusion model, get their own scheduler, and a line that says so.
 """
 
 import os
@@ -125,10 +125,19 @@ class RecordingAsyncScheduler(StepRecorder, AsyncScheduler):  # type: ignore[mis
 
 
 def scheduler(**kwargs: Any) -> Any:
-    """The scheduler that vLLM would take, with a record; without one where the version is not known."""
-    is_async = kwargs["vllm_config"].scheduler_config.async_scheduling
-    if not vllm.__version__.startswith(KNOWN):
-        log = StepLog(os.environ["LLM_PERF_STEPS"], vllm.__version__)
-        log.write('{"k":"declined"}', is_idle=True)
-        return (AsyncScheduler if is_async else Scheduler)(**kwargs)
-    return (RecordingAsyncScheduler if is_async else RecordingScheduler)(**kwargs)
+    """The scheduler that vLLM would take, with a record of its steps; without one for what was not tried."""
+    config = kwargs["vllm_config"]
+    is_async = config.scheduler_config.async_scheduling
+    # Diffusion models have schedulers of their own, which vLLM takes where none is given.
+    is_diffusion = getattr(config, "diffusion_config", None) is not None
+    is_known = vllm.__version__.startswith(KNOWN)
+    if is_known and not is_diffusion:
+        return (RecordingAsyncScheduler if is_async else RecordingScheduler)(**kwargs)
+    why = "a diffusion model" if is_known else f"version {vllm.__version__} is not one the adapter was tried with"
+    StepLog(os.environ["LLM_PERF_STEPS"], vllm.__version__).write(f'{{"k":"declined","why":"{why}"}}', is_idle=True)
+    if is_diffusion:
+        from vllm.v1.core.sched import diffusion_scheduler
+
+        name = "DiffusionAsyncScheduler" if is_async else "DiffusionScheduler"
+        return getattr(diffusion_scheduler, name)(**kwargs)
+    return (AsyncScheduler if is_async else Scheduler)(**kwargs)
