@@ -3,6 +3,7 @@
 import base64
 import json
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +12,7 @@ import pytest
 
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.bench.config import read_config
+from llm_perf_opt.pipeline.bench.warm_up import unlike
 from llm_perf_opt.serving.config import LoadLevel, LoadSection
 from llm_perf_opt.serving.schedule import arrival_times, levels_of, session_arrivals
 from llm_perf_opt.serving.traffic.files import read_traffic_file
@@ -215,3 +217,11 @@ def test_a_wrong_argument_is_named(given: str, problem: str, tmp_path: Path) -> 
     with pytest.raises(ConfigError) as raised:
         read_config(["http://127.0.0.1:1", *given.split()], user_dir=tmp_path)
     assert raised.value.problems[0].startswith(problem)
+
+
+def test_warming_up_for_recorded_prompts_sends_other_texts_of_their_length() -> None:
+    turn = Turn(text="x" * 8000, output_tokens=7)
+    other = unlike(turn, "warm-up-0")
+    assert abs(len(other.text) - 8000) < 200 and other.output_tokens == 7
+    assert other.text not in (turn.text, unlike(turn, "warm-up-1").text)
+    assert unlike(replace(turn, text=""), "a").text != ""

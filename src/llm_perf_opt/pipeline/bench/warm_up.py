@@ -81,13 +81,20 @@ def warm_up(
         if not probe_tokens:
             notes.append(NO_PROMPT_COUNT)
     traffic = _traffic(config, recorded, probe_tokens)
-    # Numbers no measured request has, so that nothing is in a cache already.
+    # Numbers no measured request has, so that nothing is in a cache already; recorded texts are sent later, and once.
     turns = [traffic.session(-1 - number).turns[0] for number in range(load.warmup_requests)]
+    turns = [unlike(turn, f"warm-up-{number}") for number, turn in enumerate(turns)] if recorded else turns
     for record in send_one_by_one(server.target, template, turns, stall_s=load.stall_s, most_s=most_s):
         _require_answer(record, server, clean)
         if record.counted_by == "events" and NO_OUTPUT_COUNT not in notes:
             notes.append(NO_OUTPUT_COUNT)
     return WarmServer(template=template, traffic=traffic, notes=tuple(notes))
+
+
+def unlike(turn: Turn, seed: str) -> Turn:
+    """A request as long as this one with a text of its own."""
+    letters = len(made_up(PROBE_WORDS, "probe")) / PROBE_WORDS
+    return replace(turn, text=made_up(max(1, round(len(turn.text) / letters)), seed))
 
 
 def needs_probe(recorded: Sequence[TraceSession]) -> bool:
