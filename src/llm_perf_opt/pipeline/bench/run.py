@@ -157,6 +157,7 @@ class BenchRun:
         write_whole(folder / REQUESTS_FILE, b"".join(line + b"\n" for line in lines))
         drawn = (*draw_trade(self.root, document), *draw_runs(self.root, self.runs))
         pictures = [StageFile(role="picture", path=self.root / p.path) for section in drawn for p in section.pictures]
+        first, *others = bench_sections(document, source=SOURCE)
         reason = "; ".join(self.problems) or ("the run was interrupted" if status == "interrupted" else None)
         record = StageRecord(
             name=BENCH,
@@ -176,11 +177,7 @@ class BenchRun:
             metrics=bench_metrics(document, source=SOURCE),
             notes=tuple(self.notes),
             traits=StageTraits(),
-            sections=(
-                *with_pictures(bench_sections(document, source=SOURCE), *drawn),
-                *_slow_sections(self),
-                *_startup_sections(self),
-            ),
+            sections=with_pictures((first, *_slow_sections(self), *_startup_sections(self), *others), *drawn),
         )
         config = {**self.config.resolved, "model": {"name": self.model or self.config.server.name}}
         self.manifest = replace(self.manifest, status=status, config=config, stages=(record, *self.others))

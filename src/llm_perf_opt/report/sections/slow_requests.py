@@ -15,6 +15,7 @@ from llm_perf_opt.serving.requests.records import (
 )
 
 TITLE = "Slowest requests"
+DELAYS = "Requests that delayed others"
 LINES_SHOWN = 3
 RANGES_SHOWN = 3
 METHODS = {
@@ -102,7 +103,7 @@ def _slowest(level: SlowLevel, source: str) -> SectionTable:
     names = [name for name in PARTS if any(part.name == name for one in level.slowest for part in one.parts)]
     is_bounded = level.method == "arrival times"
     columns = ["request", "sent at s", "prompt tokens", "end-to-end ms", *(f"{name} ms" for name in names)]
-    columns += ["at least ms"] if is_bounded else ["in shared steps ms"]
+    columns += ["of it prefill of others, at least ms"] if is_bounded else ["in shared steps ms"]
     rows = [(*_cells(one, names), _least(one) if is_bounded else _shared(one), _cause(one)) for one in level.slowest]
     return SectionTable(
         title=f"Slowest requests, {level.label}",
@@ -142,15 +143,15 @@ def _cause(one: ExplainedRequest) -> str:
 def _delays(level: SlowLevel, source: str) -> list[SectionTable]:
     if not level.delays:
         return []
-    at_most = "at most " if level.method == "arrival times" else ""
-    rows = tuple(
-        (delay.request, delay.prompt_tokens, delay.victims, 1e3 * delay.time_s, steps_text(delay.steps))
-        for delay in level.delays
+    if level.method == "arrival times":
+        columns = ("request", "prompt tokens", "others delayed", "by at most ms in total")
+        rows = tuple((one.request, one.prompt_tokens, one.victims, 1e3 * one.time_s) for one in level.delays)
+        return [SectionTable(title=f"{DELAYS}, {level.label}", columns=columns, rows=rows, source=source)]
+    found = tuple(
+        (one.request, one.prompt_tokens, one.victims, 1e3 * one.time_s, steps_text(one.steps)) for one in level.delays
     )
-    columns = ("request", "prompt tokens", "others delayed", f"by {at_most}ms in total", "steps")
-    return [
-        SectionTable(title=f"Requests that delayed others, {level.label}", columns=columns, rows=rows, source=source)
-    ]
+    names = ("request", "prompt tokens", "others delayed", "by ms in total", "steps")
+    return [SectionTable(title=f"{DELAYS}, {level.label}", columns=names, rows=found, source=source)]
 
 
 def _time(seconds: float) -> str:
