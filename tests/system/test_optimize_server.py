@@ -26,6 +26,7 @@ MODES = """\
 options:
   - {id: mode, flag: --mode, values: [dies, wrong, fast]}
 """
+SECRET = "q8Zt3vLw0pXy7kRb"
 FLAGS = """\
 options:
   - {id: tokens, flag: --tokens, default: 2, values: [2, 4, 8, 16]}
@@ -50,7 +51,7 @@ def test_the_good_setting_is_verified_the_wrong_one_rejected_and_the_broken_one_
     (tmp_path / "space.yaml").write_text(MODES)
     done = llm_perf(
         *("optimize", *QUICK, "server.args=[--tokens,2,--sequences,2]", "--space", "space.yaml", "-o", "out", "--json"),
-        *("--max-experiments", "8", "--budget", "10m"),
+        *("--max-experiments", "8", "--budget", "10m", f"server.env.SOME_API_KEY={SECRET}"),
         cwd=tmp_path,
         timeout_s=280,
     )
@@ -68,6 +69,8 @@ def test_the_good_setting_is_verified_the_wrong_one_rejected_and_the_broken_one_
         *("optimize.html", "optimize.md", "compose.yaml", "kubernetes.yaml", "starts"),
     }
     assert left_running(tmp_path) == []
+    written = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert [path.name for path in written if SECRET.encode() in path.read_bytes()] == []
 
 
 @pytest.mark.long

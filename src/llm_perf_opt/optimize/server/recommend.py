@@ -23,8 +23,15 @@ def launch_command(command: Sequence[str], environment: Mapping[str, str]) -> st
     return " ".join([*words, *(shlex.quote(word) for word in command)])
 
 
-def compose_file(command: Sequence[str], environment: Mapping[str, str], *, image: str | None, gpus: int) -> str:
-    """A service of docker compose; its container runs the same command."""
+def compose_file(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    image: str | None,
+    gpus: int,
+    mounts: Sequence[str] = (),
+) -> str:
+    """A service of docker compose; its container runs the same command and sees the same files."""
     service: dict[str, Any] = {
         "image": image or NO_IMAGE,
         "entrypoint": [],
@@ -32,6 +39,8 @@ def compose_file(command: Sequence[str], environment: Mapping[str, str], *, imag
         "ports": [f"{PORT}:{PORT}"],
         "ipc": "host",
     }
+    if mounts:
+        service["volumes"] = [f"{path}:{path}:ro" for path in mounts]
     if environment:
         service["environment"] = dict(environment)
     if gpus:
@@ -41,9 +50,18 @@ def compose_file(command: Sequence[str], environment: Mapping[str, str], *, imag
 
 
 def kubernetes_manifest(
-    command: Sequence[str], environment: Mapping[str, str], *, image: str | None, gpus: int, ready_path: str
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    image: str | None,
+    gpus: int,
+    ready_path: str,
+    mounts: Sequence[str] = (),
 ) -> str:
-    """A deployment with its service; its container is ready when the path answers."""
+    """A deployment with its service; its container is ready when the path answers.
+
+    Files of the command are those of the node, to be replaced where a cluster keeps models elsewhere.
+    """
     labels = {"app": SERVICE}
     container: dict[str, Any] = {
         "name": SERVICE,
@@ -52,7 +70,10 @@ def kubernetes_manifest(
         "args": list(command[1:]),
         "ports": [{"containerPort": PORT}],
         "readinessProbe": {"httpGet": {"path": ready_path, "port": PORT}, "periodSeconds": 5},
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+        "volumeMounts": [
+            {"name": "shm", "mountPath": "/dev/shm"},
+            *({"name": f"files-{n}", "mountPath": path, "readOnly": True} for n, path in enumerate(mounts)),
+        ],
     }
     if environment:
         container["env"] = [{"name": name, "value": value} for name, value in environment.items()]
@@ -60,7 +81,10 @@ def kubernetes_manifest(
         container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
     spec = {
         "containers": [container],
-        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}}],
+        "volumes": [
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}},
+            *({"name": f"files-{n}", "hostPath": {"path": path}} for n, path in enumerate(mounts)),
+        ],
     }
     deployment = {
         "apiVersion": "apps/v1",

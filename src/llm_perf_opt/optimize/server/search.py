@@ -3,8 +3,8 @@
 First the start, then what promises something by itself, the cheapest first, then what a surrogate expects most of,
 combinations too: one start each, of which nothing is claimed. The best of them, the start and the best without each of
 its settings are then started in turns, in rounds, until the verdicts are settled. Only what those rounds show is
-called a gain; where they show none, the next best has its turn. No start is used for both, so what was picked because
-it was lucky is found out.
+called a gain; where they show none, the next best is verified. No start is used for both, so a start that was fast by
+chance decides nothing.
 """
 
 import math
@@ -48,7 +48,7 @@ MOST_VERIFIED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class StartRequest:
-    """The next start: what with and what for. `at` is a configuration that ran at a load this one should run at too."""
+    """The next start: what with and what for."""
 
     configuration: Configuration
     purpose: StartPurpose

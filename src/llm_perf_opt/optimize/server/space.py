@@ -93,7 +93,7 @@ class ServerOption:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSpace:
-    """What can be set of one engine. `image` and `port` are those of its published container."""
+    """What can be set of one engine. `image` is its published container, `checked` against what its flags were read."""
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
     engine: str = "server"

@@ -61,6 +61,7 @@ def optimize_server(
         print(plan_text(space))
         return EXIT_OK
     recorded = read_traffic(config)
+    program = config.server.command[0]
     section = with_program(config.server, os.environ)
     digest = digest_of(section, config.load, config.traffic, config.dataset, objective, space)
     config = replace(config, server=section)
@@ -96,6 +97,7 @@ def optimize_server(
             constraints=tuple(one.text for one in constraints),
             has_gpu=bool(host.gpus),
             lossless=args.lossless,
+            program=program,
             began=began,
         ).run()
     _print(document, args, folder)

@@ -61,6 +61,8 @@ class ServerOptimizer:
     constraints: tuple[str, ...]
     has_gpu: bool
     lossless: bool
+    # The program as it was given, before it was looked for.
+    program: str
     began: float
     # What an earlier part of the search used of the budget.
     spent_before_s: float = 0.0
@@ -192,15 +194,23 @@ class ServerOptimizer:
         words = tuple(word for setting in best for word in self.search.words_of(setting))
         command = build_server_cmd(replace(section, host=HOST), port=PORT)
         gpus = len(self.evaluator.gpus)
+        # In a container the program has no path of this machine, but its files do.
+        contained = [self.program, *command[1:]]
+        mounts = [word for word in command[1:] if word.startswith("/") and Path(word).exists()]
         return ServerRecommendation(
             name=name_of(best),
             words=words,
             environment=dict(section.env),
             is_lossy=any(self.space.choice(one).lossy for one in best),
             command=launch_command(command, section.env),
-            compose=compose_file(command, section.env, image=self.space.image, gpus=gpus),
+            compose=compose_file(contained, section.env, image=self.space.image, gpus=gpus, mounts=mounts),
             kubernetes=kubernetes_manifest(
-                command, section.env, image=self.space.image, gpus=gpus, ready_path=section.ready_path
+                contained,
+                section.env,
+                image=self.space.image,
+                gpus=gpus,
+                ready_path=section.ready_path,
+                mounts=mounts,
             ),
         )
 
