@@ -2,8 +2,10 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,16 +13,19 @@ import pytest
 from llm_perf_opt.errors import ConfigError, ToolError
 from llm_perf_opt.optimize.server.document import OptionSetting, StartOutcome
 from llm_perf_opt.optimize.server.outputs import ServedAnswer, ServedReference, ServedToken
-from llm_perf_opt.optimize.server.search import StartRequest
+from llm_perf_opt.optimize.server.search import ServerSearch, StartRequest
 from llm_perf_opt.optimize.server.space import START, OptionChoice, ServerOption, ServerSpace
+from llm_perf_opt.pipeline.bench.config import BenchConfig, read_config
+from llm_perf_opt.pipeline.console import make_console
 from llm_perf_opt.pipeline.optimize.server.answers import ask_answers, read_answer
-from llm_perf_opt.pipeline.optimize.server.evaluate import configured, facts_of, metrics_of
+from llm_perf_opt.pipeline.optimize.server.evaluate import ServerEvaluator, configured, facts_of, metrics_of
 from llm_perf_opt.pipeline.optimize.server.journal import (
     StartJournal,
     digest_of,
     read_reference,
     write_reference,
 )
+from llm_perf_opt.pipeline.optimize.server.run import ServerOptimizer
 from llm_perf_opt.serving.client.request import RequestTemplate
 from llm_perf_opt.serving.config import LoadLevel, ServerSection, SloSection
 from llm_perf_opt.serving.counters import CounterSample
@@ -30,6 +35,9 @@ from llm_perf_opt.serving.records import LoadRun, RequestRecord
 from llm_perf_opt.serving.results import level_result
 from llm_perf_opt.serving.traffic.sessions import Turn
 from llm_perf_opt.system.redact import Redactor
+from tests.support.schemas import valid_file
+from tests.support.simulated_tuning import SPACE as SIMULATED
+from tests.support.simulated_tuning import SimulatedServer
 from tests.support.tuned_server import TunedServer
 
 SPACE = ServerSpace(
@@ -174,3 +182,69 @@ def test_the_answers_of_the_start_outlive_an_interrupt(tmp_path: Path) -> None:
     reference = ServedReference(answers=(one,), again=(one,))
     write_reference(tmp_path, reference)
     assert read_reference(tmp_path) == reference
+
+
+@dataclass(kw_only=True)
+class SimulatedEvaluator(ServerEvaluator):
+    """Starts that take no time; `stops_after` of them it is interrupted."""
+
+    server: SimulatedServer
+    stops_after: int = 10**6
+
+    def start(self, request: StartRequest, number: int, *, until: float) -> StartOutcome:
+        if len(self.server.asked) >= self.stops_after:
+            raise KeyboardInterrupt
+        return self.server.start(request)
+
+
+def search_in(folder: Path, config: BenchConfig, *, stops_after: int = 10**6, resumes: bool = False) -> ServerOptimizer:
+    console = make_console()
+    evaluator = SimulatedEvaluator(
+        config=config,
+        space=SIMULATED,
+        objective="goodput",
+        folder=folder / "starts",
+        redactor=Redactor(),
+        console=console,
+        recorded=(),
+        gpus=(),
+        min_top1=0.9,
+        server=SimulatedServer(7),
+        stops_after=stops_after,
+    )
+    return ServerOptimizer(
+        evaluator=evaluator,
+        space=SIMULATED,
+        search=ServerSearch(objective="goodput", most_starts=25),
+        journal=StartJournal(folder, "digest", Redactor(), resumes=resumes),
+        folder=folder,
+        console=console,
+        redactor=Redactor(),
+        budget_s=600.0,
+        constraints=(),
+        has_gpu=True,
+        lossless=False,
+        program="simulated",
+        began=time.monotonic(),
+    )
+
+
+def test_an_interrupted_search_keeps_its_starts_and_goes_on_without_making_them_again(tmp_path: Path) -> None:
+    words = ["server.command=[simulated,--tokens,2048,--sequences,64]", "load.slo.ttft_ms=200"]
+    config = read_config(words, user_dir=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        search_in(tmp_path, config, stops_after=5).run()
+    left = valid_file("optimize_server", tmp_path / "optimize_server.json")
+    assert (left["status"], left["starts"], left["best"]) == ("interrupted", 5, None)
+    found = search_in(tmp_path, config, resumes=True).run()
+    assert (found.status, found.resumed) == ("done", 5) and 5 < found.starts <= 25
+    assert found.best == "tokens=8192, sequences=256" and {one.verdict for one in found.flags} == {"better"}
+    assert found.recommendation is not None
+    assert found.recommendation.command == "simulated --tokens 8192 --sequences 256"
+    assert found.configurations[0].status == "start"
+    valid_file("optimize_server", tmp_path / "optimize_server.json")
+    lines = (tmp_path / "optimize_server.journal.jsonl").read_bytes().splitlines()
+    assert len(lines) == 1 + found.starts
+    # All of it is there already: nothing is started again.
+    again = search_in(tmp_path, config, resumes=True, stops_after=0).run()
+    assert (again.resumed, again.best) == (found.starts, found.best)
