@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # little.
 SCALES = (0.25, 0.5, 1.0, 3.0)
 # What one start differs from the next, as a standard deviation of the logarithm.
-NOISES = (0.01, 0.03, 0.08)
+NOISES = (0.01, 0.03, 0.08, 0.25)
 # A start differs from the others by at least this, in the prior.
 LEAST_SPREAD = 0.1
 SWEEPS = 2
