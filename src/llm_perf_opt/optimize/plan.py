@@ -28,6 +28,8 @@ PHASE_OF: dict[str, str] = {"tpot_ms": DECODE, "ttft_ms": PREFILL}
 BATCH_KEY = "infer.batch"
 # A bound of less than a tenth above the start is not worth the first place, however cheap.
 PROMISING = 1.1
+# Bounds above this say that nothing limits the remedy by itself, not that it brings more than another one.
+TELLING = 10.0
 
 
 def look_share(pairs: int, *, is_last: bool) -> float:
@@ -90,7 +92,7 @@ class TrialSet:
         Bounds of different remedies order little: on a launch-bound model most of them promise all idle time. What is
         cheap to try never keeps the budget from what comes after it; one compilation can use up all of it.
         """
-        return self.order < PROMISING, self.cost_s, -self.order
+        return self.order < PROMISING, self.cost_s, -min(self.order, TELLING)
 
     @property
     def effect(self) -> frozenset[tuple[str, str]]:

@@ -221,6 +221,13 @@ def test_the_cheapest_promising_experiment_comes_first() -> None:
     )
     ranked = with_costs(known, COSTS)
     assert [c.name for c in ranked.candidates] == ["static_cache", "bfloat16", "compile", "one_thread"]
+    # Bounds this large order nothing: those of equal cost stay as the causes name them.
+    unlimited = replace(
+        known, candidates=tuple(replace(c, order=92.0 - n) for n, c in enumerate(known.candidates[::-1]))
+    )
+    assert [c.name for c in with_costs(unlimited, COSTS).candidates][:3] == [
+        c.name for c in known.candidates[::-1] if c.name != "compile"
+    ]
 
 
 def test_a_static_cache_is_among_what_is_tried_against_growing_caches() -> None:
