@@ -495,6 +495,23 @@ def test_the_pages_show_the_frontier_the_gain_of_each_flag_and_what_to_start() -
     assert found.sentence.startswith("goodput 57.12 → 100.0 requests/s, ") and "interleaved rounds" in found.sentence
 
 
+def test_a_search_without_a_gain_says_why() -> None:
+    said = result_in_words(
+        objective="goodput",
+        name=None,
+        before=1.0,
+        after=None,
+        gain=None,
+        starts=1,
+        why_ended="the server could not be measured as it is",
+        check=None,
+    )
+    assert said == (
+        "Nothing is recommended: no gain in goodput was verified in 1 start "
+        "(the server could not be measured as it is)."
+    )
+
+
 def test_the_frontier_holds_what_no_other_beats_in_both() -> None:
     def row(name: str, served: float, time: float, status: str = "screened") -> ConfigurationRow:
         plain = document().configurations[0]

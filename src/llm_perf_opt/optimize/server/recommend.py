@@ -123,7 +123,8 @@ def result_in_words(
     """One sentence for the top of every page."""
     if name is None or gain is None or before is None or after is None:
         why = f" ({why_ended})" if why_ended else ""
-        return f"Nothing is recommended: no gain in {objective} was verified in {starts} starts{why}."
+        count = "1 start" if starts == 1 else f"{starts} starts"
+        return f"Nothing is recommended: no gain in {objective} was verified in {count}{why}."
     interval = "" if gain.low is None or gain.high is None else f" (95 %: {gain.low:.2f} to {gain.high:.2f}×)"
     answers = "" if check is None else f"; answers {check}"
     return (

@@ -118,6 +118,7 @@ class ServerOptimizer:
     def _choose(self) -> None:
         first = self.search.outcomes[0]
         if self.search.start_value is None:
+            self.search.why_ended = "the server could not be measured as it is"
             raise CommandFailed(f"the server could not be measured as it is: {first.reason}")
         self.search.choose(self._selected(first))
         shown = "; ".join(one.text for one in first.observations) or "nothing"
