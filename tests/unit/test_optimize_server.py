@@ -181,6 +181,9 @@ def test_a_search_ends_within_its_time_and_keeps_starts_for_the_rounds() -> None
     assert spent <= 20.0 and search.best is not None
     purposes = [one.purpose for one in server.asked]
     assert purposes == sorted(purposes, key=["start", "screen", "verify"].index)
+    # One start, and two rounds of it and the first single.
+    few = run_search(SimulatedServer(0), everything(), most_starts=5)
+    assert [one.candidate for one in few.verifications] == [everything().order[0]]
     short = run_search(SimulatedServer(0), everything(), most_starts=3)
     assert short.best is None and short.why_ended == "2 more starts were allowed, too few to try and to verify anything"
 

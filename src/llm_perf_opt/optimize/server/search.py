@@ -332,7 +332,7 @@ class ServerSearch:
         if current is not None and self.confirmed(current):
             self.why_ended = "the best was verified"
             return None
-        candidate = self._next_best()
+        candidate = self._next_best() or self._unscreened(capacity)
         if candidate is None or len(self.verifications) >= MOST_VERIFIED:
             is_short = len(self.outcomes) == 1 and bool(self.selected and self.selected.order)
             short = f"{capacity} more starts were allowed, too few to try and to verify anything"
@@ -383,6 +383,12 @@ class ServerSearch:
             if one != START and one not in done and not self._spoiled(one) and value - base >= LEAST_GAIN
         ]
         return max(usable, key=lambda pair: pair[0])[1] if usable else None
+
+    def _unscreened(self, capacity: int) -> Configuration | None:
+        """Where starts suffice for two rounds and no more: the first single, which was not started yet."""
+        assert self.selected is not None
+        is_short = len(self.outcomes) == 1 and capacity >= 2 * ROUND_LOOKS[0]
+        return self.selected.order[0] if is_short and self.selected.order else None
 
     def _sides(self, candidate: Configuration, capacity: int) -> tuple[Configuration, ...]:
         """Start and candidate, and the candidate without each setting where the starts that are left allow it."""
