@@ -1,6 +1,7 @@
 """`llm-perf optimize server.command=…` as a user runs it: real servers with good, wrong and broken settings."""
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from tests.support.fixtures_dir import REPO
 from tests.support.orchestrator import command, environment, llm_perf
 from tests.support.schemas import valid, valid_file
+from tests.support.tiny_snapshot import write_tiny_snapshot
 
 pytestmark = pytest.mark.slow
 SERVER = REPO / "tests" / "support" / "tuned_server.py"
@@ -123,3 +125,24 @@ def test_a_killed_search_leaves_no_server_and_goes_on_where_it_was(tmp_path: Pat
 def test_what_cannot_be_searched_is_refused_in_words(words: tuple[str, ...], problem: str, tmp_path: Path) -> None:
     done = llm_perf("optimize", *words, cwd=tmp_path)
     assert (done.code, problem in done.err) == (2, True), done.err
+
+
+@pytest.mark.real_vllm
+@pytest.mark.skipif("LLM_PERF_TEST_VLLM" not in os.environ, reason="LLM_PERF_TEST_VLLM names no folder with a vllm")
+def test_vllm_on_the_cpu_is_told_to_run_more_than_one_sequence(tmp_path: Path) -> None:
+    model = write_tiny_snapshot(tmp_path / "tiny")
+    done = llm_perf(
+        *("optimize", "server=vllm", f"server.args=[{model},--max-model-len,512,--enforce-eager,--max-num-seqs,1]"),
+        *("dataset.prompt_tokens=16", "load.output_tokens=200", "load.concurrency=16", "load.duration_s=12"),
+        *("--budget", "40m", "--max-experiments", "12", "-o", "out", "--json"),
+        cwd=tmp_path,
+        timeout_s=2700,
+        VLLM_CPU_KVCACHE_SPACE="1",
+        HF_HUB_OFFLINE="1",
+        PATH=f"{os.environ['LLM_PERF_TEST_VLLM']}{os.pathsep}{os.environ['PATH']}",
+    )
+    assert done.code == 0, done.err
+    found = valid("optimize_server", json.loads(done.out))
+    assert {one["id"] for one in found["observations"]} >= {"queue", "capped_batch"}
+    assert found["best"] is not None and "max_num_seqs=" in found["best"]
+    assert found["gain"]["low"] > 1.02
