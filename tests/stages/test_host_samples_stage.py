@@ -98,9 +98,11 @@ def test_where_py_spy_may_not_read_the_program_a_thread_inside_samples_it_and_sa
     said: list[str] = []
     output = run(case(tmp_path, ALONE), tmp_path, said)
     assert "wall_ms" in output.metrics
-    assert len(output.notes) == 1 and "--cap-add SYS_PTRACE" in output.notes[0]
+    assert "--cap-add SYS_PTRACE" in output.notes[0]
     assert "a thread inside the program sampled it, 100 times a second" in output.notes[0]
-    assert said == [f"host_samples: {output.notes[0]}"]
+    # On a busy machine a note says that too.
+    assert said[0].startswith("host_samples: clean pass: the program ran ")
+    assert said[1:] == [f"host_samples: {note}" for note in output.notes]
     found = document(output)
     assert found.sampler == "a thread inside the program"
     assert (found.rows[0].cell, found.rows[0].function) == ("host.work.python", "spin")

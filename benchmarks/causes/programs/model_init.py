@@ -1,19 +1,21 @@
-"""Builds a model whose weights are drawn and then never used (torch)."""
+"""Builds the model anew for each request (torch)."""
 
 import os
+import time
 
 import torch
 
-LAYERS = max(1, int(10 * float(os.environ.get("LLM_PERF_CAUSE_SECONDS", "2"))))
+SECONDS = 2 * float(os.environ.get("LLM_PERF_CAUSE_SECONDS", "2"))
 
 
-def build() -> list[torch.nn.Module]:
-    return [torch.nn.Linear(3000, 3000) for _ in range(LAYERS)]
+def build() -> torch.nn.Module:
+    return torch.nn.Sequential(*(torch.nn.Linear(1500, 1500) for _ in range(8)))
 
 
 def main() -> None:
-    model = torch.nn.Sequential(*build())
-    model(torch.ones(1, 3000))
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        build()
 
 
 main()

@@ -1,5 +1,6 @@
 """What `llm-perf run --attach` does and prints: verdict, where the time goes, waits, GPU, and the next step."""
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from llm_perf_opt.core.units import format_bytes, format_percent
 from llm_perf_opt.diagnosis.diagnose import judge
 from llm_perf_opt.diagnosis.document import Coverage, Diagnosis, Program
 from llm_perf_opt.diagnosis.facts import HostFacts, Unknown
+from llm_perf_opt.diagnosis.host.environment import variable_effects
 from llm_perf_opt.diagnosis.host_scope import program_scope
 from llm_perf_opt.diagnosis.verdict import diagnosis_of
 from llm_perf_opt.profiling.attached import AttachedLook, find_target, look_at
@@ -77,6 +79,8 @@ def answer_lines(look: AttachedLook, diagnosis: Diagnosis | None) -> list[str]:
         lines.append(f"  thread {thread.name}: busy {format_percent(min(share, 1.0))}, most in {thread.owner}")
     lines += _of_process(look)
     lines += _of_gpu(look)
+    processors = len(os.sched_getaffinity(0))
+    lines += [f"  environment: {text}" for text in variable_effects(look.environment, processors)]
     lines.append("  next: llm-perf run -- PROGRAM … samples a run from its start, with what it imports and loads")
     return lines
 

@@ -8,9 +8,10 @@ import stat
 import sys
 import termios
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO
 
-from llm_perf_opt.core.names import NCU, NSYS
+from llm_perf_opt.core.names import HOST_SAMPLES, NCU, NSYS, TORCH_PROFILER
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.profiling.vendor.launch import quote
 
@@ -18,10 +19,11 @@ HELP = """\
 llm-perf run [OVERRIDE ...] -- PROGRAM [ARGUMENT ...]
 llm-perf run --attach PID [--duration 20s]
 
-Runs a program of yours: once without a profiler for its times, then under
-torch.profiler (Python programs), nsys and ncu, as far as this machine has them;
-one run directory, one report.
+Runs a program of yours: once without a profiler for its times, then sampled,
+under torch.profiler (Python programs) and nsys, as far as this machine has
+them; one run directory, one report. The answer comes after the first two.
 
+`--` may be left out before a program that has no `=` in its name: run x.py.
 --attach samples a process that runs already: llm-perf run --attach 1 --help.
 
 examples:
@@ -33,6 +35,8 @@ examples:
 
   model=NAME           the model it runs: bounds, utilisation and waterfall
   workload.duration_s  ends a program that does not end by itself
+  --nsys, --ncu, --torch, --host, and --no-nsys …
+                       switch a profiler; ncu is off: it replays every kernel
   --open               shows the report when the run has ended
   --json               prints the result (docs/schemas/run_result.schema.json)
 
@@ -42,6 +46,12 @@ llm-perf run -- sh -c 'python my_script.py < FILE'
 What stands before `--` are overrides as of `llm-perf profile`; it is that
 command with workload.command set.
 """
+# What a flag switches.
+TOOLS = {"nsys": NSYS, "ncu": NCU, "torch": TORCH_PROFILER, "host": HOST_SAMPLES}
+NCU_LEFT_OUT = (
+    "ncu is left out: it replays every kernel, which takes longer than most programs; --ncu measures the kernels in "
+    "which nsys found the time"
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -57,23 +67,54 @@ def main(argv: Sequence[str]) -> int:
     if {"-h", "--help"} & set(given):
         print(HELP, end="")
         return EXIT_OK
+    given, asked = tool_flags(given)
     refuse_input(sys.__stdin__, command)
     from llm_perf_opt.runners.profile_orchestrator import main as orchestrate
 
     missing = [tool for tool in (NSYS, NCU) if not _is_here(tool)]
     for tool in missing:
         print(f"INFO: {tool} is left out: {_why_not(tool)}", file=sys.stderr)
-    return orchestrate(given, implied=implied_overrides(given, command, missing=missing))
+    if NCU not in missing and NCU not in asked and not any(word.startswith("pipeline.ncu.enable=") for word in given):
+        print(f"INFO: {NCU_LEFT_OUT}", file=sys.stderr)
+    implied = implied_overrides(given, command, missing=missing)
+    return orchestrate(given, implied=[*implied, *(f"pipeline.{tool}.enable={on}" for tool, on in asked.items())])
+
+
+def tool_flags(given: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Words without `--nsys`, `--no-ncu` and the like, and the stages they switch: `true` or `false`."""
+    flags = {f"--{short}": (stage, "true") for short, stage in TOOLS.items()}
+    flags |= {f"--no-{short}": (stage, "false") for short, stage in TOOLS.items()}
+    asked = dict(flags[word] for word in given if word in flags)
+    return [word for word in given if word not in flags], asked
 
 
 def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Overrides and the program, at the first `--`."""
-    place = words.index("--") if "--" in words else len(words)
-    given, command = list(words[:place]), list(words[place + 1 :])
+    """Overrides and the program: at the first `--`, else from the first word that is neither override nor flag."""
+    if "--" in words:
+        place = words.index("--")
+        given, command = list(words[:place]), list(words[place + 1 :])
+    else:
+        place = next((n for n, word in enumerate(words) if not _is_setting(word)), len(words))
+        given, command = list(words[:place]), list(words[place:])
     if not command:
         example = "llm-perf run -- python my_script.py"
         raise ConfigError(f"run: no program given (got {' '.join(words)!r}), put it behind `--`: {example}")
-    return given, command
+    return given, _with_interpreter(command)
+
+
+def _is_setting(word: str) -> bool:
+    """An override of Hydra (`key=value`, `+key=value`, `~key`) or a flag."""
+    return word.startswith(("-", "~", "+")) or ("=" in word and "/" not in word.partition("=")[0])
+
+
+def _with_interpreter(command: list[str]) -> list[str]:
+    """A Python script that cannot be started itself, behind the Python that is on PATH."""
+    script = Path(command[0])
+    if script.suffix != ".py" or not script.is_file() or os.access(script, os.X_OK):
+        return command
+    python = "python" if shutil.which("python") else sys.executable
+    print(f"INFO: {script} is run as {python} {script}", file=sys.stderr)
+    return [python, *command]
 
 
 def refuse_input(stream: IO[str] | None, command: Sequence[str]) -> None:
@@ -103,8 +144,8 @@ def _holds_data(number: int) -> bool:
 
 
 def implied_overrides(given: Sequence[str], command: Sequence[str], *, missing: Sequence[str]) -> list[str]:
-    """What `run` stands for: every stage that can work here; the model's bounds where a model is named."""
-    on = [f"pipeline.{tool}.enable={'false' if tool in missing else 'true'}" for tool in (NSYS, NCU)]
+    """What `run` stands for: every stage that can work here but ncu; the model's bounds where a model is named."""
+    on = [f"pipeline.{NSYS}.enable={'false' if NSYS in missing else 'true'}", f"pipeline.{NCU}.enable=false"]
     declared = declares_model(given)
     return [
         f"workload.command={quote(list(command))}",

@@ -20,6 +20,8 @@ MOSTLY_GRANTED = 0.95
 LOW_WEIGHT, WORK_WEIGHT = 0.5, 0.5
 # A capture of so few kernels, of which start-up takes this part, has no steady state to judge.
 FEW_KERNELS, MOSTLY = 50, 0.5
+# So small a part of a program is not what its answer is about, where one-time costs are most of it.
+LITTLE_WORK = 0.1
 UNDER_PROFILER = "measured under a profiler, which slows the host: the split of host time is an upper bound"
 
 
@@ -77,7 +79,13 @@ def judge(scopes: Iterable[Scope], program: Program) -> tuple[Finding, ...]:
 
 
 def _is_start(granted: Sequence[_Granted]) -> bool:
-    """Whether a capture of few kernels is mostly one-time costs."""
+    """Whether a capture of few kernels, or a program without much work of one kind, is mostly one-time costs."""
+    program = [g for g in granted if g.scope.kind == "program"]
+    if program:
+        wall = program[0].scope.wall_ns
+        once = sum(g.granted_ns for g in program if g.claim.is_one_time)
+        recurs = max((g.granted_ns for g in program if not g.claim.is_one_time), default=0)
+        return once >= MOSTLY * wall and recurs < LITTLE_WORK * wall
     few = [g for g in granted if g.scope.evidence is not None and 0 < g.scope.evidence.kernel_count < FEW_KERNELS]
     once = sum(g.granted_ns for g in few if g.claim.is_one_time)
     return bool(few) and once >= MOSTLY * few[0].scope.wall_ns

@@ -148,6 +148,9 @@ def _crowded(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
             kept.append(row)
             continue
         taken = _scaled(row, waited)
+        if row.cell in (LOCK, PROCESS) and found.threads:
+            # The main thread waits for those that have no turn.
+            taken = replace(taken, function=found.threads[0].owner, file="", line=0, leaf="")
         kept += [_scaled(row, 1 - waited), replace(taken, cell=CPU_WAIT, detail=told)]
     return kept
 

@@ -44,6 +44,8 @@ LONGEST_SHOWN = 120
 MOST_JOBS_TRIED = 1000
 # The extra of ours that brings each launcher.
 LAUNCHER_EXTRAS = {"submitit_slurm": "slurm", "submitit_local": "slurm", "joblib": "joblib", "ray": "ray"}
+# A model as the Hugging Face Hub names it.
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _LAUNCHER = re.compile(r"(?:Could not (?:find|load) |In ')\'?hydra/launcher[/=:](\w+)")
 # Which of these keys there are depends on the model: without one nobody can say what is wrong with them.
 _OF_THE_MODEL = ("model.", "infer.", "dataset.")
@@ -289,11 +291,26 @@ def _explain(error: Exception, override: str, rest: Sequence[str], entry: Config
         )
     if "Could not find" in str(error) or "In '" in first or first.startswith("Config group override must be"):
         choices = _choices(key)
+        if key == "model" and _HUB_ID.fullmatch(value):
+            return _of_the_hub(value, choices)
         hint = did_you_mean(value, choices)
         return (
             f"{key}: no such choice (got {value!r}){hint}, allowed: {', '.join(choices) or 'a config group of conf/'}"
         )
     return f"{key}: {first} (got {_shown(value)}), allowed: an override in Hydra's grammar"
+
+
+def _of_the_hub(name: str, presets: Sequence[str]) -> str:
+    """What to type for a model of the Hugging Face Hub: with its folder, where it was downloaded already."""
+    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    found = sorted((cache / f"models--{name.replace('/', '--')}" / "snapshots").glob("*/config.json"))
+    folder = str(found[-1].parent) if found else name.rpartition("/")[2]
+    first = "" if found else f"hf download {name} --local-dir {folder}, then "
+    return (
+        f"model: models are read from folders, not from the Hub (got {name!r}); run: {first}llm-perf profile "
+        f"model=causal_lm model.path={folder}; presets with random weights need no download: {', '.join(presets)}"
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -50,7 +50,7 @@ def workload_problems(config: AppConfig, stages: Collection[Stage]) -> tuple[str
         )
     if joined and infer.tp > 1:
         return (f"model.join_projections: not of a model split over ranks (infer.tp is {infer.tp}), allowed: false",)
-    problems = adapter.check(config.model) or _split_problems(config, adapter)
+    problems = adapter.check(config.model) or _split_problems(config, adapter) or _position_problems(config, adapter)
     return problems or _dataset_problems(config)
 
 
@@ -75,6 +75,24 @@ def _split_problems(config: AppConfig, adapter: ModelAdapter) -> tuple[str, ...]
     return (
         f"infer.tp: {min(counts)} heads of attention cannot be split over {tp} ranks (got {tp}), allowed: a divisor of "
         "the numbers of heads, keys' and values' too, or run.ranks alone, which gives each rank a whole model",
+    )
+
+
+def _position_problems(config: AppConfig, adapter: ModelAdapter) -> tuple[str, ...]:
+    """A synthetic prompt that is longer than the model's positions; silent where the model does not say how many."""
+    if config.dataset.kind != "synthetic" or adapter.data_kind != TOKENS:
+        return ()
+    try:
+        positions = adapter.geometry(config.model).get("max_position_embeddings")
+    except ParseError:
+        # The stage that reads the model says what is wrong with it.
+        return ()
+    prompt, new = config.dataset.prompt_tokens, config.infer.max_new_tokens
+    if not isinstance(positions, int) or prompt + new <= positions:
+        return ()
+    return (
+        f"dataset.prompt_tokens: {prompt} tokens of prompt and {new} new ones (infer.max_new_tokens) are more than the "
+        f"{positions} positions of the model (got {prompt}), allowed: at most {max(0, positions - new)}",
     )
 
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.core.documents import HostDocument, HostGil, HostRow, HostThread
+from llm_perf_opt.core.documents import HostDocument, HostGil, HostObserved, HostRow, HostThread
 from llm_perf_opt.core.stage import StageContext
+from llm_perf_opt.core.units import format_bytes
+from llm_perf_opt.diagnosis.host.environment import flag_effects, variable_effects
 from llm_perf_opt.diagnosis.host.owners import IMPORTS, INTERPRETER, Lines, Names, busiest, host_rows, owned, top_place
 from llm_perf_opt.diagnosis.host.stacks import Stack, of_program, read_stacks, without_parent
 from llm_perf_opt.errors import CommandFailed
@@ -42,6 +44,8 @@ BUSY_SHARE = 0.1
 THREADS_KEPT = 8
 LINE_LENGTH = 100
 NO_EXIT_CODE = "the exit code of the sampled program was not seen: it may have failed while its stacks were sampled"
+# From this part of the pass on, waiting for a processor is worth a note, and from so many bytes on, memory is.
+CROWDED, GROWN_BYTES = 0.25, 100 << 20
 # What py-spy says when it got no processor in time.
 BEHIND = "behind in sampling"
 OURS = str(INJECT_DIR)
@@ -124,6 +128,7 @@ def sample_program(ctx: StageContext, *, rate_hz: int, timeout_s: float, holds_g
     waits_for = _other_side(others, lines, names, looked.process)
     rows = [_explained(row, names, waits_for, total) for row in host_rows(main, lines, names)]
     clean = ctx.run_command.redactor.text
+    seen = None if looked.look is None else summarise_look(looked.look, clean)
     return HostDocument(
         sampler=looked.sampler,
         rate_hz=rate_hz,
@@ -133,9 +138,9 @@ def sample_program(ctx: StageContext, *, rate_hz: int, timeout_s: float, holds_g
         rows=tuple(replace(row, detail=clean(row.detail)) for row in rows),
         threads=threads[:THREADS_KEPT],
         gil=gil,
-        observed=None if looked.look is None else summarise_look(looked.look, clean),
+        observed=seen,
         fell_behind=looked.fell_behind,
-        notes=notes,
+        notes=(*notes, *live_notes(seen, wall_s=looked.duration_s)),
     )
 
 
@@ -171,6 +176,24 @@ def _explained(row: HostRow, names: LineNames, waits_for: OtherSide | None, tota
         return replace(row, detail=names.detail(row.file, row.line))
     told = f"meanwhile {'a child process' if waits_for.is_process else 'another thread'}: {waits_for.owner}"
     return replace(row, cell=PROCESS if waits_for.is_process else row.cell, detail=told)
+
+
+def live_notes(seen: HostObserved | None, *, wall_s: float) -> tuple[str, ...]:
+    """What only a look from inside knows and no share of time says: variables, switches, a busy machine, memory."""
+    if seen is None:
+        return ()
+    threads, memory = seen.threads, seen.memory
+    notes = [*variable_effects(seen.environment, threads.processors), *flag_effects(seen.flags)]
+    if threads.waited_s > CROWDED * wall_s and threads.python <= threads.processors:
+        notes.append(
+            f"its threads waited {threads.waited_s:.1f} s for a processor in the {wall_s:.1f} s of the sampled pass: "
+            "other programs use this machine, or it has too many threads; times vary"
+        )
+    large = [one for one in memory.grew if one.grown_bytes >= GROWN_BYTES]
+    if large:
+        where = ", ".join(f"{format_bytes(one.grown_bytes)} in {one.owner}" for one in large[:3])
+        notes.append(f"host memory peaked at {format_bytes(memory.peak_bytes)} resident; it grew most by {where}")
+    return tuple(notes)
 
 
 def _is_ours(stack: Stack) -> bool:

@@ -10,6 +10,7 @@ from llm_perf_opt.core.documents import (
     HostDocument,
     HostGarbage,
     HostGil,
+    HostGrowth,
     HostMemory,
     HostObserved,
     HostRow,
@@ -19,9 +20,11 @@ from llm_perf_opt.diagnosis.cause import load_causes
 from llm_perf_opt.diagnosis.diagnose import judge
 from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.facts import HostFacts, Known, Unknown
+from llm_perf_opt.diagnosis.host.environment import variable_effects
 from llm_perf_opt.diagnosis.host.owners import busiest, host_rows, place_of
 from llm_perf_opt.diagnosis.host.stacks import Frame, Stack, of_program, read_stacks, without_parent
 from llm_perf_opt.diagnosis.host_scope import program_scope
+from llm_perf_opt.profiling.sampled import live_notes
 
 LIB = "/usr/lib/python3.11"
 SITE = f"{LIB}/site-packages"
@@ -322,3 +325,36 @@ def test_a_forked_child_does_not_show_its_parents_frames() -> None:
     work = Frame(function="work", file="/home/slow.py", line=9)
     assert without_parent(stack(MAIN, fork, work)).frames == (work,)
     assert without_parent(stack(MAIN, work)).frames == (MAIN, work)
+
+
+def test_variables_that_change_the_speed_are_told_with_their_effect() -> None:
+    given = {"CUDA_LAUNCH_BLOCKING": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "8", "NCCL_DEBUG": "WARN"}
+    told = variable_effects(given, 8)
+    assert [text.partition(":")[0] for text in told] == ["CUDA_LAUNCH_BLOCKING=1", "OMP_NUM_THREADS=1"]
+    assert told[1] == "OMP_NUM_THREADS=1: array operations use 1 of 8 processors"
+    assert variable_effects({"OMP_NUM_THREADS": "64"}, 8) == (
+        "OMP_NUM_THREADS=64: 64 threads share 8 processors and disturb each other",
+    )
+
+
+def test_a_look_from_inside_tells_switches_a_busy_machine_and_memory() -> None:
+    seen = replace(
+        observed(flag="deterministic", waited_s=3.0),
+        memory=HostMemory(
+            seconds=(0.0,),
+            resident_bytes=(1 << 30,),
+            peak_bytes=1 << 30,
+            grew=(HostGrowth(owner="load() at slow.py:3", grown_bytes=900 << 20), HostGrowth(owner="b", grown_bytes=9)),
+        ),
+    )
+    told = live_notes(seen, wall_s=4.0)
+    assert [text.partition(" ")[0] for text in told] == ["torch.use_deterministic_algorithms", "its", "host"]
+    assert told[2].endswith("it grew most by 944 MB in load() at slow.py:3")
+    assert live_notes(observed(), wall_s=4.0) == live_notes(None, wall_s=4.0) == ()
+
+
+@pytest.mark.parametrize(("work", "first"), [(8, "host_imports"), (40, "host_python")])
+def test_a_program_that_does_little_but_start_is_told_of_its_start_first(work: int, first: str) -> None:
+    scope = program_scope(facts(document(row("host.work.python", work), row("host.startup.imports", 192 - work))))
+    assert scope is not None
+    assert judge([scope], PLAIN)[0].rule == first

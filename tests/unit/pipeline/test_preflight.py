@@ -97,3 +97,16 @@ def test_more_ranks_than_gpus_are_refused(llama: AppConfig) -> None:
     assert device_problem(ranks, two, {}) is None
     assert device_problem(ranks, two, {"CUDA_VISIBLE_DEVICES": "1"}) is not None
     assert device_problem(replace(ranks, run=replace(ranks.run, device="cpu")), one, {}) is None
+
+
+def test_a_synthetic_prompt_longer_than_the_positions_of_the_model_is_refused(llama: AppConfig) -> None:
+    geometry = llama.model.geometry
+    assert geometry is not None
+    positions = geometry["max_position_embeddings"]
+    dataset = replace(llama.dataset, prompt_tokens=positions)
+    (problem,) = workload_problems(replace(llama, dataset=dataset), [torch_profiler.STAGE])
+    new = llama.infer.max_new_tokens
+    assert problem == (
+        f"dataset.prompt_tokens: {positions} tokens of prompt and {new} new ones (infer.max_new_tokens) are more than "
+        f"the {positions} positions of the model (got {positions}), allowed: at most {positions - new}"
+    )

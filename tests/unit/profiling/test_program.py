@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llm_perf_opt.capture.timeline import Ranges, Timeline, no_activities, no_calls
-from llm_perf_opt.commands.run import implied_overrides, refuse_input, split_command
+from llm_perf_opt.commands.run import implied_overrides, refuse_input, split_command, tool_flags
 from llm_perf_opt.config.arguments import parse_arguments
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.baseline import clean_metrics, last_words
@@ -177,9 +177,29 @@ def test_run_stands_for_a_profile_of_the_command_with_every_stage_that_is_here()
 
 def test_run_without_a_program_says_where_to_put_it() -> None:
     with pytest.raises(ConfigError) as error:
-        split_command(["python", "a.py"])
+        split_command(["--nsys", "run.device=cpu"])
     assert str(error.value) == (
-        "run: no program given (got 'python a.py'), put it behind `--`: llm-perf run -- python my_script.py"
+        "run: no program given (got '--nsys run.device=cpu'), put it behind `--`: llm-perf run -- python my_script.py"
+    )
+
+
+def test_run_takes_a_program_without_the_dashes_and_a_script_without_its_interpreter(tmp_path: Path) -> None:
+    script = tmp_path / "a.py"
+    script.write_text("print()\n", encoding="utf-8")
+    assert split_command(["--nsys", "run.device=cpu", "python", "a.py", "x=1"]) == (
+        ["--nsys", "run.device=cpu"],
+        ["python", "a.py", "x=1"],
+    )
+    given, command = split_command([str(script), "--steps", "2"])
+    assert given == [] and command[1:] == [str(script), "--steps", "2"]
+    script.chmod(0o755)
+    assert split_command(["--", str(script)]) == ([], [str(script)])
+
+
+def test_a_flag_of_run_switches_a_profiler() -> None:
+    assert tool_flags(["--nsys", "model=llama_tiny", "--no-torch", "--ncu"]) == (
+        ["model=llama_tiny"],
+        {"nsys": "true", "torch_profiler": "false", "ncu": "true"},
     )
 
 

@@ -261,7 +261,7 @@ def _described(statement: ast.stmt, line: int, span: tuple[int, int] | None, nam
     nodes = list(_expressions(statement, line))
     exact = [n for n in nodes if isinstance(n, ast.expr) and n.lineno == line and _span(n) == span]
     # A position that no expression has, such as that of a keyword, says nothing.
-    for node in exact or nodes:
+    for node in [inner for outer in exact for inner in ast.walk(outer)] or nodes:
         yield from _of_expression(node, namer)
 
 

@@ -1,18 +1,19 @@
 """Stage host_samples: the Python stacks of a program of the user's own, in a pass of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Interval
 
 from llm_perf_opt.config.schema import StageConfig
-from llm_perf_opt.core.documents import HostDocument
+from llm_perf_opt.core.documents import HostDocument, Stats
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import HOST_SAMPLES, HOST_SAMPLES_FILE, STATIC_ANALYSIS
 from llm_perf_opt.core.records import Metric, StageFile, StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
+from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.errors import StageSkipped
 from llm_perf_opt.profiling.baseline import clean_baseline, own_clean_pass, refuse_failed_program
 from llm_perf_opt.profiling.sampled import SamplerFailed, sample_program
@@ -50,7 +51,8 @@ class HostSamplesStage:
         if ctx.config.workload.command is None:
             raise StageSkipped("it samples a program of your own: llm-perf run -- python prog.py")
         refuse_failed_program(ctx)
-        clean_baseline(ctx, cfg.timeout_s)
+        clean = clean_baseline(ctx, cfg.timeout_s).metrics.clean.metrics
+        ctx.say(f"{self.name}: clean pass: {_first_words(clean)}; its stacks are sampled next")
         metrics, files = own_clean_pass(ctx)
         try:
             found = sample_program(ctx, rate_hz=cfg.rate_hz, timeout_s=cfg.timeout_s, holds_gil=cfg.gil)
@@ -71,9 +73,26 @@ class HostSamplesStage:
         )
 
 
+def _first_words(clean: Mapping[str, Stats]) -> str:
+    """What is known as soon as the program has run once."""
+    wall = clean["wall_ms"].p50 if "wall_ms" in clean else None
+    told = ["the program was ended" if wall is None else f"the program ran {format_ms(wall)}"]
+    for key, label in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT")):
+        value = clean[key].p50 if key in clean else None
+        told += [] if value is None else [f"{label} {format_ms(value)}"]
+    return ", ".join(told)
+
+
 def _metrics(found: HostDocument, source: str) -> dict[str, Metric]:
     how = f"{found.sampler}, in samples of 1/{found.rate_hz} s, main thread"
     metrics = {"host_samples": Metric(value=found.samples, unit="samples", how=how, source=source)}
+    if found.observed is not None and found.observed.memory.peak_bytes:
+        metrics["host_peak_memory_bytes"] = Metric(
+            value=found.observed.memory.peak_bytes,
+            unit="bytes",
+            how="most resident memory of the process, pass with sampled stacks",
+            source=source,
+        )
     if found.cpu_s is not None:
         how = "processor time of all its processes, pass with sampled stacks"
         metrics["cpu_time_s"] = Metric(value=round(found.cpu_s, 3), unit="s", how=how, source=source)
