@@ -201,7 +201,6 @@ def test_what_does_not_fit_says_what_to_do(capsys: pytest.CaptureFixture[str]) -
         (["--ttft-ms", "nan"], "error: --ttft-ms: not a number from above 0 to 100,000,000 (got 'nan')"),
         (["--context", "1e300"], "error: --context: not a number from above 0 to 100,000,000 (got '1e300')"),
         (["dataset=null"], "error: dataset: no such choice (got 'null')"),
-        (["model=meta-llama/Llama-3.2-1B"], "run: hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B, then "),
         (["--output", "5000"], "error: --output: not less than --context (got 5000 of 4096)"),
         (["--rate", "fast"], "error: --rate: not a rate such as 20/s or 1200/min (got 'fast')"),
         (["--rate", "5/week"], "error: --rate: not a rate such as 20/s or 1200/min (got '5/week')"),

@@ -318,3 +318,24 @@ def test_names_of_the_users_own_choosing_can_be_set_as_documented() -> None:
     opened = parse_arguments(given).overrides
     assert opened == (f"++{given[0]}", f"++{given[1]}", "workload.repeats=2", "++server.env={A: b}")
     assert compose_preset("model=llama_tiny", opened[0]).workload.phases == {"step": "run*"}
+
+
+def test_a_model_of_the_hub_is_answered_with_the_commands_that_run_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from llm_perf_opt.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    argv = ["profile", "model=meta-llama/Llama-3.2-1B", "run.dry_run=true"]
+    assert main(argv) == 2
+    told = capsys.readouterr().err
+    assert (
+        "run: hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B, then llm-perf profile model=causal_lm"
+        in told
+    )
+    snapshot = tmp_path / "models--meta-llama--Llama-3.2-1B" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").touch()
+    assert main(argv) == 2
+    assert f"run: llm-perf profile model=causal_lm model.path={snapshot};" in capsys.readouterr().err
