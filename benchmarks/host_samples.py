@@ -1,4 +1,4 @@
-"""What sampling the stacks costs a program: its wall time behind the sampler over its wall time alone.
+"""What sampling costs a program: its wall time in the sampled pass (py-spy and the look from inside) over that alone.
 
     python benchmarks/host_samples.py [--rounds 5] [--json FILE]
 
@@ -7,6 +7,7 @@ Runs alternate. `loop`: Python alone; `threads`: with 30 idle threads; `numpy`: 
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from llm_perf_opt.profiling.observed import RATE_HZ as LOOKS_HZ
+from llm_perf_opt.profiling.observed import observing_environment
 from llm_perf_opt.profiling.sampled import find_sampler
 
 RATE_HZ = 200
@@ -27,9 +30,9 @@ PROGRAMS = {
 }
 
 
-def timed(argv: list[str]) -> float:
+def timed(argv: list[str], env: dict[str, str]) -> float:
     start = time.monotonic()
-    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    subprocess.run(argv, env=env, check=True, stdin=subprocess.DEVNULL, capture_output=True)
     return time.monotonic() - start
 
 
@@ -38,10 +41,12 @@ def own_time(text: str, out: Path, sampler: str | None) -> float:
     begin = "import time\nSTART = time.monotonic()\n"
     wrapped = f"{begin}{text}\nopen({str(out)!r}, 'w').write(str(time.monotonic() - START))\n"
     argv = [sys.executable, "-c", wrapped]
+    env = dict(os.environ)
     if sampler is not None:
+        env |= observing_environment(out.parent, stacks=False, environ=os.environ)
         options = ["--format", "raw", "--threads", "--subprocesses", "--nonblocking", "--idle", "--full-filenames"]
         argv = [sampler, "record", *options, "--rate", str(RATE_HZ), "-o", f"{out}.txt", "--", *argv]
-    timed(argv)
+    timed(argv, env)
     return float(out.read_text())
 
 
@@ -53,7 +58,7 @@ def main() -> int:
     found = find_sampler()
     if found is None:
         parser.error("py-spy is not installed: pip install py-spy")
-    result: dict[str, object] = {"sampler": found[1], "rate_hz": RATE_HZ, "rounds": given.rounds}
+    result: dict[str, object] = {"sampler": found[1], "rate_hz": RATE_HZ, "looks_hz": LOOKS_HZ, "rounds": given.rounds}
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "time"
         for name, text in PROGRAMS.items():

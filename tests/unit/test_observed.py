@@ -12,6 +12,7 @@ from llm_perf_opt.profiling.observed import (
     observing_environment,
     read_looks,
     stacks_of,
+    stacks_of_places,
     summarise_look,
 )
 
@@ -82,3 +83,20 @@ def test_a_line_is_named_with_the_values_that_were_seen(tmp_path: Path) -> None:
     names = LineNames(folder=tmp_path, look=first_look(read_looks(tmp_path / "looks"), 0))
     assert names(str(program), "poll", 4)[0] in ("_io.BufferedReader().read", "file.read")
     assert names.detail(str(program), 4) == "_io.BufferedReader '/dev/zero'"
+
+
+def test_an_idle_event_loop_is_known_by_what_its_tasks_await(tmp_path: Path) -> None:
+    text = "import asyncio\nasync def ask():\n    await asyncio.sleep(0.5)\nasyncio.run(ask())\n"
+    program = watch(tmp_path, stacks=False, text=text)
+    look = first_look(read_looks(tmp_path / "looks"), 0)
+    assert look is not None
+    assert {(file, function, line) for file, function, line, _ in look.awaits} == {(str(program), "ask", 3)}
+
+
+def test_places_stand_for_the_stacks_that_a_sampler_lost(tmp_path: Path) -> None:
+    watch(tmp_path, stacks=False)
+    look = first_look(read_looks(tmp_path / "looks"), 0)
+    assert look is not None
+    stacks = stacks_of_places(look, rate_hz=200)
+    assert {stack.frames[0].function for stack in stacks} <= {place.function for place in look.places}
+    assert sum(stack.samples for stack in stacks) > 40

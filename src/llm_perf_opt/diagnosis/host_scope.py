@@ -26,6 +26,8 @@ RECOMPILED = 3
 THREADED = (OPERATORS, "host.work.float64")
 # From this part of their time on, threads that wait for a processor are too many.
 CROWDED = 0.25
+# A thread that works for this part of the main thread's samples is busy.
+BUSY = 0.2
 # From these parts of the pass on, other threads keep the main thread from running.
 GIL_HELD, GIL_TAKEN = 0.8, 0.3
 # Work that uses less processor time than this part of it is a wait that no pattern names.
@@ -136,7 +138,7 @@ def _crowded(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
     if seen is None or found.wall_s <= 0:
         return rows
     threads, limit = seen.threads, _thread_limit(found)
-    busy = 1 + sum(1 for thread in found.threads if thread.samples >= 0.2 * max(found.samples, 1))
+    busy = 1 + sum(1 for thread in found.threads if thread.samples >= BUSY * max(found.samples, 1))
     wanted = max(busy, limit or 0)
     waited = threads.waited_s / max(threads.ran_s + threads.waited_s, 1e-9)
     if wanted <= threads.processors or waited < CROWDED:
@@ -183,6 +185,14 @@ def _competes(gil: HostGil | None) -> bool:
 def _waiting(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
     """Work of the main thread in whose time other threads held the GIL is a wait for it."""
     gil = found.gil
+    busy = [thread for thread in found.threads if thread.samples >= BUSY * max(found.samples, 1)]
+    if gil is not None and gil.others_share >= GIL_HELD and len(busy) > 1:
+        # Threads that run Python in turns: who waits for all of them waits for the interpreter.
+        told = f"{len(busy)} threads take turns in the interpreter"
+        rows = [
+            replace(row, cell=GIL, function=gil.holder, file="", line=0, leaf=told) if row.cell == LOCK else row
+            for row in rows
+        ]
     work = sum(row.samples for row in rows if row.cell.startswith(WORK))
     waits = 0.0 if gil is None else min(work - gil.main_share * found.samples, gil.others_share * found.samples)
     if gil is None or waits <= 0:

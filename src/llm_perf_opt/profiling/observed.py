@@ -83,7 +83,7 @@ class SeenStack:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessLook:
-    """The file of one process."""
+    """The file of one process. `awaits`: where coroutines of the program's own stood while the event loop was idle."""
 
     pid: int
     elapsed_s: float
@@ -95,6 +95,7 @@ class ProcessLook:
     flags: Mapping[str, bool]
     memory: tuple[tuple[float, int], ...]
     places: tuple[SeenPlace, ...]
+    awaits: tuple[tuple[str, str, int, float], ...] = ()
     stacks: tuple[SeenStack, ...] = ()
 
 
@@ -127,6 +128,20 @@ def stacks_of(look: ProcessLook, *, rate_hz: int) -> tuple[Stack, ...]:
             samples=max(1, round(seen.weight_s * rate_hz)),
         )
         for seen in look.stacks
+    )
+
+
+def stacks_of_places(look: ProcessLook, *, rate_hz: int) -> tuple[Stack, ...]:
+    """The main thread's lines as stacks of one frame: coarser than a sampler's, not lost where stacks are deep."""
+    return tuple(
+        Stack(
+            processes=(look.pid,),
+            thread="MainThread",
+            is_main=True,
+            frames=(Frame(function=place.function, file=place.file, line=place.line),),
+            samples=max(1, round(place.weight_s * rate_hz)),
+        )
+        for place in look.places
     )
 
 

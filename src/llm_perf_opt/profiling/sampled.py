@@ -18,7 +18,7 @@ from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.diagnosis.host.environment import flag_effects, variable_effects
 from llm_perf_opt.diagnosis.host.owners import IMPORTS, INTERPRETER, Lines, Names, busiest, host_rows, owned, top_place
-from llm_perf_opt.diagnosis.host.stacks import Stack, of_program, read_stacks, without_parent
+from llm_perf_opt.diagnosis.host.stacks import Frame, Stack, of_program, read_stacks, without_parent
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.profiling.injection import INJECT_DIR
 from llm_perf_opt.profiling.observed import (
@@ -29,6 +29,7 @@ from llm_perf_opt.profiling.observed import (
     observing_environment,
     read_looks,
     stacks_of,
+    stacks_of_places,
     summarise_look,
 )
 from llm_perf_opt.profiling.program import phase_limit
@@ -46,6 +47,9 @@ LINE_LENGTH = 100
 NO_EXIT_CODE = "the exit code of the sampled program was not seen: it may have failed while its stacks were sampled"
 # From this part of the pass on, waiting for a processor is worth a note, and from so many bytes on, memory is.
 CROWDED, GROWN_BYTES = 0.25, 100 << 20
+# With a smaller part of the samples that were due, a sampler's answer is that of the moments it could read.
+SPARSE = 0.4
+IDLE_LOOP = "host.wait.other"
 # What py-spy says when it got no processor in time.
 BEHIND = "behind in sampling"
 OURS = str(INJECT_DIR)
@@ -108,15 +112,20 @@ def sample_program(ctx: StageContext, *, rate_hz: int, timeout_s: float, holds_g
         if stack not in mine and not _is_ours(stack)
     ]
     main = [kept for stack in mine if (kept := _without_ours(stack)) is not None]
+    is_sparse = _is_sparse(main, looked, rate_hz)
+    if is_sparse and looked.look is not None:
+        main = list(stacks_of_places(looked.look, rate_hz=rate_hz))
     total = sum(stack.samples for stack in main)
     # What our modules took to start is no time of the program.
-    ours_s = (sum(stack.samples for stack in mine) - total) / rate_hz
+    ours_s = 0.0 if is_sparse else (sum(stack.samples for stack in mine) - total) / rate_hz
     lines, names = _lines(ctx), LineNames(folder=ctx.config.user_dir, look=looked.look)
     threads = tuple(
         HostThread(name=name, samples=samples, owner=owner)
         for name, (samples, owner) in sorted(busiest(others, lines, names).items(), key=lambda item: -item[1][0])
     )
     notes = tuple(note for note in (looked.note, NO_EXIT_CODE if looked.end_unseen else "") if note)
+    if is_sparse:
+        notes += (f"{looked.sampler} lost most samples of the main thread: its lines are those a thread inside it saw",)
     gil = None
     beside = {f"{stack.process}/{stack.thread}" for stack in others if stack.process == looked.process}
     compete = any(t.name in beside and t.samples >= BUSY_SHARE * total for t in threads)
@@ -127,6 +136,7 @@ def sample_program(ctx: StageContext, *, rate_hz: int, timeout_s: float, holds_g
             notes += (f"who holds the GIL is not known: {error}",)
     waits_for = _other_side(others, lines, names, looked.process)
     rows = [_explained(row, names, waits_for, total) for row in host_rows(main, lines, names)]
+    rows = _awaited(rows, looked.look, lines, names)
     clean = ctx.run_command.redactor.text
     seen = None if looked.look is None else summarise_look(looked.look, clean)
     return HostDocument(
@@ -194,6 +204,31 @@ def live_notes(seen: HostObserved | None, *, wall_s: float) -> tuple[str, ...]:
         where = ", ".join(f"{format_bytes(one.grown_bytes)} in {one.owner}" for one in large[:3])
         notes.append(f"host memory peaked at {format_bytes(memory.peak_bytes)} resident; it grew most by {where}")
     return tuple(notes)
+
+
+def _is_sparse(main: Sequence[Stack], looked: Pass, rate_hz: int) -> bool:
+    """Whether the sampler lost most samples, as of deep stacks that change meanwhile, and the look inside did not."""
+    kept = sum(stack.samples for stack in main if stack.frames)
+    seen_s = sum(place.weight_s for place in looked.look.places) if looked.look is not None else 0.0
+    return kept < SPARSE * looked.duration_s * rate_hz and seen_s > max(0.5 * looked.duration_s, kept / rate_hz)
+
+
+def _awaited(rows: list[HostRow], look: ProcessLook | None, lines: Lines, names: Names) -> list[HostRow]:
+    """The wait of an idle event loop as that of the coroutines it waits for."""
+    awaits = look.awaits if look is not None else ()
+    whole = sum(weight for *_, weight in awaits)
+    kept = [row for row in rows if row.cell != IDLE_LOOP or "selectors.py" not in row.leaf]
+    idle = sum(row.samples for row in rows if row not in kept)
+    if not whole or not idle:
+        return rows
+    found = []
+    for file, function, line, weight in awaits:
+        frame = Frame(function=function, file=file, line=line)
+        stack = Stack(processes=(), thread="", is_main=True, frames=(frame,), samples=round(idle * weight / whole))
+        (row,) = host_rows([stack], lines, names)
+        cell = row.cell if row.cell.startswith("host.wait") else IDLE_LOOP
+        found.append(replace(row, cell=cell, detail="awaited by an idle event loop"))
+    return sorted((*kept, *found), key=lambda row: -row.samples)
 
 
 def _is_ours(stack: Stack) -> bool:

@@ -14,6 +14,7 @@ from llm_perf_opt.core.documents import (
     HostMemory,
     HostObserved,
     HostRow,
+    HostThread,
     HostThreads,
 )
 from llm_perf_opt.diagnosis.cause import load_causes
@@ -358,3 +359,14 @@ def test_a_program_that_does_little_but_start_is_told_of_its_start_first(work: i
     scope = program_scope(facts(document(row("host.work.python", work), row("host.startup.imports", 192 - work))))
     assert scope is not None
     assert judge([scope], PLAIN)[0].rule == first
+
+
+def test_a_wait_for_threads_that_take_turns_in_the_interpreter_is_a_wait_for_it() -> None:
+    gil = HostGil(main_share=0.0, others_share=0.95, holder="work() at slow.py:9", source="gil.txt")
+    threads = tuple(HostThread(name=f"7/{n}", samples=190, owner="work() at slow.py:9") for n in range(2))
+    found = replace(document(row("host.wait.lock", 200), gil=gil), threads=threads)
+    scope = program_scope(facts(found))
+    assert scope is not None
+    assert [(cell.id, cell.owner[0]) for cell in scope.ledger.cells] == [("host.wait.gil", "work() at slow.py:9")]
+    alone = program_scope(facts(replace(found, threads=threads[:1])))
+    assert alone is not None and [cell.id for cell in alone.ledger.cells] == ["host.wait.lock"]

@@ -128,6 +128,7 @@ class Observer:
         self.own = 0
         self.places: dict[tuple[str, str, int], LookedAt] = {}
         self.stacks: dict[tuple[str, bool, tuple[tuple[str, str, int], ...]], float] = {}
+        self.awaits: dict[tuple[str, str, int], float] = {}
         self.memory: list[tuple[float, int]] = []
         self.spacing_s = 0.2
         self.rss = 0
@@ -189,6 +190,8 @@ class Observer:
         main = frames.get(self.main)
         if main is not None:
             self.look_at(main, weight_s, grown)
+            if main.f_code.co_name == "select" and main.f_code.co_filename.endswith("selectors.py"):
+                self.look_at_tasks(weight_s)
         if self.keeps_stacks:
             for ident, frame in frames.items():
                 if ident != self.own:
@@ -217,6 +220,17 @@ class Observer:
             if around is not None and around is not frame:
                 place.types.update(values_of(around))
             place.types.update(values_of(frame))
+
+    def look_at_tasks(self, weight_s: float) -> None:
+        """What the tasks of an idle event loop wait for: the line of the program's own that awaits."""
+        module = sys.modules.get("asyncio.tasks")
+        # From Python 3.12 on it has another name.
+        tasks: Any = getattr(module, "_all_tasks", None) or getattr(module, "_scheduled_tasks", ())
+        with suppress(RuntimeError):
+            # A set that changes while it is read is read the next time.
+            found = [place for task in list(tasks) if not task.done() and (place := awaiting(task.get_coro()))]
+            for place in found:
+                self.awaits[place] = self.awaits.get(place, 0.0) + weight_s / len(found)
 
     def keep(self, ident: int, leaf: FrameType, weight_s: float) -> None:
         found: list[tuple[str, str, int]] = []
@@ -265,6 +279,7 @@ class Observer:
                 }
                 for (file, function, line), place in list(self.places.items())
             ],
+            "awaits": [[*place, weight] for place, weight in list(self.awaits.items())],
             "stacks": [
                 {"thread": thread, "is_main": is_main, "frames": frames, "weight_s": weight}
                 for (thread, is_main, frames), weight in list(self.stacks.items())
@@ -294,6 +309,17 @@ class Observer:
             with suppress(AttributeError):
                 utils.set_compilation_metrics_limit(5000)
                 self.raised_limit = True
+
+
+def awaiting(coroutine: Any) -> tuple[str, str, int] | None:
+    """The innermost line of the program's own in a chain of coroutines."""
+    found = None
+    while coroutine is not None:
+        frame = getattr(coroutine, "cr_frame", None)
+        if frame is not None and not is_library(frame.f_code.co_filename):
+            found = (frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno or 0)
+        coroutine = getattr(coroutine, "cr_await", None)
+    return found
 
 
 def named(frame: FrameType | None) -> FrameType | None:
