@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 
-from llm_perf_opt.profiling.sampled import find_sampler
+from llm_perf_opt.system.py_spy import find_sampler
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
