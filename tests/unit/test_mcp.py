@@ -189,6 +189,10 @@ def test_missing_evidence_is_abstained_from_with_the_reason(tmp_path: Path) -> N
     run = ask(tmp_path, "findings", source="run").data
     assert run["status"] == "abstained"
     assert run["reason"].startswith("no capture was recorded, so there is nothing to judge; ")
+    events = ask(tmp_path, "query", source="run", sql="SELECT count(*) FROM kernels").data
+    assert (events["status"], events["reason"]) == ("abstained", "the run holds no capture to fill kernels from")
+    healthy = ask(DATA / "planted", "explain", source="healthy_gemm.json.gz").data
+    assert healthy["status"] == "abstained" and healthy["reason"].startswith("no cause was identified; ")
     runs = ask(tmp_path, "list_runs", folder="empty").data
     assert runs["status"] == "abstained" and runs["reason"].startswith("no runs below ")
 

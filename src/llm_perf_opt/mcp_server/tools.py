@@ -34,7 +34,7 @@ from llm_perf_opt.mcp_server.limits import LONGEST_TEXT, as_data, paged, rendere
 from llm_perf_opt.mcp_server.paths import ReadOnlyFolder, Roots
 from llm_perf_opt.mcp_server.rows import TableRows
 from llm_perf_opt.profiling.vendor.launch import quote
-from llm_perf_opt.sql.schema import VIEWS
+from llm_perf_opt.sql.schema import VIEWS, SqlView
 
 # What one row of analyze names; the rest is one call away.
 PARTS_SHOWN, KERNELS_SHOWN, OWNERS_SHOWN, NUMBERS_SHOWN, NOTES_SHOWN = 6, 3, 3, 24, 4
@@ -166,8 +166,7 @@ class Tools:
         diagnosis = subject.opened.diagnosis
         missing = _missing(diagnosis)
         if not diagnosis.claims:
-            reason = missing or f"no cause was identified; verdict: {as_data(diagnosis.verdict.text, LONGEST_TEXT)}"
-            return rendered(_abstained(reason))
+            return rendered(_abstained(missing or _no_cause(diagnosis)))
         first = Pointer(tool="explain", arguments={"source": source, "number": 1})
         answer = ToolAnswer(status="ok" if missing is None else "abstained", reason=missing, more=(first,))
         rows = [_finding_row(number, finding) for number, finding in enumerate(diagnosis.claims, 1)]
@@ -183,7 +182,10 @@ class Tools:
         subject = self._captures.read(source)
         if subject.missing is not None:
             return rendered(_abstained(subject.missing))
-        claims = subject.opened.diagnosis.claims
+        diagnosis = subject.opened.diagnosis
+        claims = diagnosis.claims
+        if not claims:
+            return rendered(_abstained(_missing(diagnosis) or _no_cause(diagnosis)))
         if number > len(claims):
             raise ConfigError(f"number: no such finding (got {number}), allowed: 1 to {len(claims)}")
         finding = claims[number - 1]
@@ -212,8 +214,12 @@ class Tools:
         subject = self._captures.read(source)
         if subject.missing is not None:
             return rendered(_abstained(subject.missing))
+        named = _views_in(sql)
+        taken = [view.name for view in named if view.needs == "capture" and not subject.opened.has_capture]
+        if taken:
+            return rendered(_abstained(f"the run holds no capture to fill {', '.join(taken)} from"))
         table = subject.query(sql)
-        absent = _not_recorded(subject, sql)
+        absent = _not_recorded(subject, named)
         if absent:
             return rendered(_abstained(f"not recorded here: {', '.join(absent)}; analyze says what was"))
         head = QueryHead(source=as_data(subject.name), columns=tuple(as_data(name) for name in table.columns))
@@ -325,10 +331,15 @@ class Tools:
         return [of_model, f"hardware={hardware}", *(f"workload.{key}={value}" for key, value in workload.items())]
 
 
-def _not_recorded(subject: JudgedSubject, sql: str) -> list[str]:
-    """Views a statement names of which the captures hold nothing: no rows would read as none happened."""
+def _views_in(sql: str) -> list[SqlView]:
+    """Views a statement may be about."""
     words = {word.casefold() for word in re.findall(r"\w+", sql)}
-    empty = [view for view in VIEWS if view.name in words and not subject.rows_in(view.name)]
+    return [view for view in VIEWS if view.name in words]
+
+
+def _not_recorded(subject: JudgedSubject, named: Sequence[SqlView]) -> list[str]:
+    """Views of which the captures hold nothing: no rows would read as none happened."""
+    empty = [view for view in named if not subject.rows_in(view.name)]
     if not empty:
         # What was recorded is known only after the whole capture was judged.
         return []
@@ -340,6 +351,10 @@ def _not_recorded(subject: JudgedSubject, sql: str) -> list[str]:
 
 def _abstained(reason: str | None) -> ToolAnswer:
     return ToolAnswer(status="abstained", reason=reason)
+
+
+def _no_cause(diagnosis: Diagnosis) -> str:
+    return f"no cause was identified; verdict: {as_data(diagnosis.verdict.text, LONGEST_TEXT)}"
 
 
 def _missing(diagnosis: Diagnosis) -> str | None:
