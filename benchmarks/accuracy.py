@@ -449,7 +449,7 @@ def counters() -> list[str]:
 
 
 def promises() -> list[str]:
-    """What the findings called the most a remedy can bring, against what optimize measured."""
+    """What the findings called the most a fix can bring, against what optimize measured."""
     document = json.loads((RESULTS / "optimize_gpu.json").read_bytes())
     rows = [
         (

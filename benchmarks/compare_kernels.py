@@ -5,8 +5,8 @@
 command   `llm-perf compare A B` on two torch traces of 20,000 launches of 300 kernels each, process start included
 names     20,000 kernel names a side of which none is equal as text, half of them differ by numbers alone, in memory
 
-Each is measured RUNS times; the median counts. Target: the command within 2 s. Processor time is given beside, because
-a busy machine makes only the wall clock longer. The result is kept in benchmarks/results/compare_kernels.json.
+Each is measured RUNS times; the median counts. Target: the command within 2 s. Processor time is given alongside,
+because a busy machine makes only the wall clock longer. The result is kept in benchmarks/results/compare_kernels.json.
 """
 
 import argparse

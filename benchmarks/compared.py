@@ -1,4 +1,4 @@
-"""What other tools say of captures published by others, beside what `llm-perf analyze` says, with times.
+"""What other tools say of captures published by others, alongside what `llm-perf analyze` says, with times.
 
     python benchmarks/compared.py CAPTURES [--hta PYTHON] [--nsys-ai COMMAND]
 
@@ -73,7 +73,7 @@ def said_by_us(out: str) -> list[str]:
 
 
 def said_by_nsys_ai(out: str) -> list[str]:
-    """Its findings, the most severe first as it lists them; what it reports beside them stands around the JSON."""
+    """Its findings, the most severe first as it lists them; what it reports alongside them stands around the JSON."""
     found, _ = json.JSONDecoder().raw_decode(out[out.index("{\n") :])
     rows = found.get("findings", [])
     return [f"{row.get('severity', '')}: {row.get('label') or row.get('title')}" for row in rows[: SAID + 1]] or [
@@ -109,7 +109,7 @@ def main() -> int:
 
 
 def unpacked(folder: Path, name: str, scratch: Path) -> Path | None:
-    """A copy that a tool may write beside; None where the capture is not there."""
+    """A copy that a tool may write alongside; None where the capture is not there."""
     for suffix in ("", ".xz"):
         packed = folder / f"{name}{suffix}"
         if packed.is_file():

@@ -144,7 +144,7 @@ def share_of_base(rows: list[dict[str, Any]]) -> dict[str, float] | None:
 
 
 def keeps_pace(share: dict[str, float] | None) -> bool:
-    """Whether this version takes no more processor time than it may, where an older one ran beside it."""
+    """Whether this version takes no more processor time than it may, where an older one ran alongside it."""
     return share is None or all(part <= AIM_OF_BASE for key, part in share.items() if key.endswith("cpu_seconds"))
 
 

@@ -11,7 +11,7 @@ not interleaved  PASSES passes of the base, then as many of the candidate, asked
 
 Targets, of 40 trials interleaved: at most 1 false alarm, and at least 38 slowdowns found. The result is kept in
 benchmarks/results/gate.json with the load of the machine, because that is what it is about. Each trial is written
-down when it is done (FILE with `.partial` behind its name): a run that was ended, or that `--minutes` ended, goes on
+down when it is done (FILE with `.partial` behind its name): a run that was ended, or that `--minutes` ended, continues
 where it stopped when it is started again, and only a complete one writes the result. The four kinds of trials take
 turns, so that what the machine does meanwhile hits all of them.
 """
@@ -149,7 +149,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trials", type=int, default=TRIALS)
     parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("--minutes", type=float, help="stop after this time; the next start goes on")
+    parser.add_argument("--minutes", type=float, help="stop after this time; the next start continues")
     args = parser.parse_args()
     args.out.parent.mkdir(exist_ok=True)
     kept = args.out.with_name(args.out.name + ".partial")
@@ -157,7 +157,7 @@ def main() -> int:
     for _ in trials(args.trials, kept):
         if args.minutes is not None and time.monotonic() - start > 60 * args.minutes:
             made = sum(min(len(answers), args.trials) for answers in read_trials(kept).values())
-            print(f"{made} of {len(KINDS) * args.trials} trials are done; start again to go on ({kept})")
+            print(f"{made} of {len(KINDS) * args.trials} trials are done; start again to continue ({kept})")
             return 3
     result = result_of(args.trials, kept)
     args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -62,7 +62,7 @@ def wanted_files(folder: Path) -> list[Path]:
 
 
 def pack(archive: Path, root: Path, files: Iterable[Path]) -> None:
-    """These files as one archive of at most MOST_BYTES, written anew only where one of them is newer."""
+    """These files as one archive of at most MOST_BYTES, written again only where one of them is newer."""
     found = [(path, path.stat()) for path in files]
     newest = max((stat.st_mtime for _, stat in found), default=0.0)
     if not found or (archive.is_file() and archive.stat().st_mtime > newest):

@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_faults.py FOLDER [--only NAME ...] [--seconds 190] [--tiny]
 
-nsys killed while it captures; a model that does not fit the memory left; a program that hangs; ncu beside a program
+nsys killed while it captures; a model that does not fit the memory left; a program that hangs; ncu alongside a program
 that keeps the GPU busy. Each writes a run below FOLDER; faults.json says how each ended: exit code, states and reasons
 of the stages before and after the resume, and whether anything was left running. It is written after each of them, and
 one that little time is left for is passed over. --tiny: the smallest model on the CPU, and nothing that needs a GPU.

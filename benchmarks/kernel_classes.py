@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/kernel_classes.py [CAPTURE ...]
 
 Captures are nsys exports (.sqlite, .sqlite.xz), torch traces (.json, .json.gz) and kernel summaries (.csv); without
-any, those of the tests and, where they lie beside the checkout, the published ones. The list is
+any, those of the tests and, where they lie alongside the checkout, the published ones. The list is
 tests/data/kernel_labels.csv: names that kernels have in captures and in the sources of the libraries, and the class
 each belongs to in our own judgement. Aims: below 5 % of the time in class `other` in captures of language models, 98 %
 of the labels met. The result is kept in benchmarks/results/kernel_classes.json.

@@ -7,9 +7,9 @@ Scales the H200 capture of the tests to many kernels, then runs every contender 
 other in each round. Time is that of the whole process (median of the rounds), on the clock and on the processor, on all
 cores and on one; memory is its peak resident size.
 Totals are compared: a contender that disagrees is marked. `--pandas` names an interpreter that has pandas. With `--only
-nsys` nothing but `nsys stats` runs beside ours; with `--peers-once` a peer runs twice in all (once on one core).
-`--base` names a checkout of an older version to run beside this one. Writes benchmarks/results/nsys_sqlite.json. Aims,
-in every measure of time: summary and ranges at least 10 times faster than `nsys stats`, ranges in a third of its
+nsys` nothing but `nsys stats` runs alongside ours; with `--peers-once` a peer runs twice in all (once on one core).
+`--base` names a checkout of an older version to run alongside this one. Writes benchmarks/results/nsys_sqlite.json.
+Aims, in every measure of time: summary and ranges at least 10 times faster than `nsys stats`, ranges in a third of its
 memory, twice the capture in at most 2.3 times the processor time, and not more than 10 % above that of the older
 version.
 """
@@ -183,7 +183,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--pandas", help="an interpreter that has pandas")
     parser.add_argument("--peers-once", action="store_true", help="run a peer once on all cores and once on one")
-    parser.add_argument("--base", type=Path, metavar="CHECKOUT", help="an older version to run beside this one")
+    parser.add_argument("--base", type=Path, metavar="CHECKOUT", help="an older version to run alongside this one")
     parser.add_argument("--only", action="append", metavar="WORD", help="only contenders with this word in their names")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -6,7 +6,7 @@ Random layers make the tokens of a prompt alike: attention averages over what ca
 them grows from layer to layer, and the router sends them to the same few experts. The time of a prompt is that of the
 experts it hits, so the grid has to be read with this number. Only what decides it is built: embedding, attention and
 router with the distributions of that program, and for transformers' initialisation the experts too. The result is kept
-in benchmarks/results/routing.json, and a run goes on where one was cut short.
+in benchmarks/results/routing.json, and a run continues where one was cut short.
 """
 
 import json

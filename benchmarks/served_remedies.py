@@ -1,10 +1,10 @@
-"""What the advice about a served window gives: `transformers serve` as it comes, and with each remedy, under one load.
+"""What the advice about a served window gives: `transformers serve` as it comes, and with each fix, under one load.
 
     python benchmarks/served_remedies.py [--device cuda:0] [--tiny] [--out benchmarks/results/served_gpu.json]
 
-Each server is started anew, warmed up and loaded by `llm-perf bench`. On a GPU the time of attention over a length that
-was not met before is measured too, with cuDNN and without it. --tiny: the smallest model on the CPU, to see that all of
-it runs.
+Each server is started again, warmed up and loaded by `llm-perf bench`. On a GPU the time of attention over a length
+that was not met before is measured too, with cuDNN and without it. --tiny: the smallest model on the CPU, to see that
+all of it runs.
 """
 
 import argparse

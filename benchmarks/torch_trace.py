@@ -6,11 +6,11 @@
 Scales the H200 trace of the tests to many events (.json.gz), then runs every contender in a process of its own, one
 after the other in each round; medians of whole-process time on the clock and on the processor, on all cores and on
 one, and peak resident memory. `--peers` names an interpreter that has HolisticTraceAnalysis and pandas 2; with `--only
-Holistic` nothing but that runs beside ours; with `--peers-once` a peer runs twice in all (once on one core), which
-bounds the whole to a few minutes. `--base` names a checkout of an older version to run beside this one. `--long` also
-reads a trace of that length, for its memory. Writes benchmarks/results/torch_trace.json. Aims: at least 25 times faster
-than HolisticTraceAnalysis in no more than an eighth of its memory, in every measure of time; not more than 10 % above
-the processor time of the older version; 10 million events under 1 GB.
+Holistic` nothing but that runs alongside ours; with `--peers-once` a peer runs twice in all (once on one core), which
+bounds the whole to a few minutes. `--base` names a checkout of an older version to run alongside this one. `--long`
+also reads a trace of that length, for its memory. Writes benchmarks/results/torch_trace.json. Aims: at least 25 times
+faster than HolisticTraceAnalysis in no more than an eighth of its memory, in every measure of time; not more than 10 %
+above the processor time of the older version; 10 million events under 1 GB.
 """
 
 import argparse
@@ -121,7 +121,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers", help="an interpreter that has HolisticTraceAnalysis and pandas 2")
     parser.add_argument("--peers-once", action="store_true", help="run a peer once on all cores and once on one")
-    parser.add_argument("--base", type=Path, metavar="CHECKOUT", help="an older version to run beside this one")
+    parser.add_argument("--base", type=Path, metavar="CHECKOUT", help="an older version to run alongside this one")
     parser.add_argument("--only", action="append", metavar="WORD", help="only contenders with this word in their names")
     parser.add_argument("--long", type=int, help="also read a trace of this many events")
     args = parser.parse_args()

@@ -50,7 +50,7 @@ COMMANDS = {
     "sweep": Command("commands.sweep", "report|resume DIR", "a sweep's runs on one page; run what is left"),
     "mcp": Command("commands.mcp", "[--root DIR]", "findings and figures for coding agents"),
     "export": Command("commands.export", "RUN_DIR --to WHERE", "for Prometheus, MLflow, W&B, Parquet"),
-    "doctor": Command("commands.doctor", "[--json]", "what this machine can do, and remedies"),
+    "doctor": Command("commands.doctor", "[--json]", "what this machine can do, and fixes"),
 }
 OPTIONS = {
     "--install-completion": "let bash, zsh or fish complete keys and choices",

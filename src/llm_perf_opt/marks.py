@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 MARKS_DIR = "LLM_PERF_MARKS_DIR"
 # After so many outermost phases that are not warm-up the program is ended, as if it had come to its end.
 STOP_AFTER = "LLM_PERF_STOP_AFTER_PHASES"
-# A file beside the lines: the program was ended that way, and its wall time is none.
+# A file alongside the lines: the program was ended that way, and its wall time is none.
 STOPPED = "stopped"
 # nsys and ncu set it for the programs they watch.
 NVTX_INJECTION = "NVTX_INJECTION64_PATH"

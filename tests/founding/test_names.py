@@ -63,7 +63,7 @@ def test_050_build_ncu_cmd_as_document_000_calls_it() -> None:
 
 
 def test_133_build_ncu_cmd_as_document_002_calls_it() -> None:
-    """002:184-195: csv_log is taken; ncu writes no rows into a log beside a report, so it makes no flag"""
+    """002:184-195: csv_log is taken; ncu writes no rows into a log alongside a report, so it makes no flag"""
     values: dict[str, Any] = {
         "nvtx_expr": "decode*",
         "kernel_regex": "gemm.*",

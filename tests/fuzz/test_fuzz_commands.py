@@ -1,4 +1,4 @@
-"""Made-up and damaged input for what the commands beside `profile` read: files of load generators, sweeps and
+"""Made-up and damaged input for what the commands alongside `profile` read: files of load generators, sweeps and
 experiments, prompts, conditions, filters, requests.
 """
 

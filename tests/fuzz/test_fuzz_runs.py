@@ -35,7 +35,7 @@ REPORTS = ("report.md", "kernels.md", "stakeholder_summary.md")
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """Two runs beside each other; the files of the first that hold values."""
+    """Two runs alongside each other; the files of the first that hold values."""
 
     folder: Path
     texts: dict[str, str]
@@ -47,7 +47,7 @@ class Runs:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """A run with the samples of a clean pass, and beside them an analysed capture with its tables and its timeline."""
+    """A run with the samples of a clean pass, and an analysed capture with its tables and its timeline."""
     folder = tmp_path_factory.mktemp("runs")
     export = Export()
     export.range("prefill", 0, 400)

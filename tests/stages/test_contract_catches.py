@@ -1,4 +1,4 @@
-"""The contract finds what it is there to find: each bad stage breaks the tests named beside it, and no other."""
+"""The contract finds what it is there to find: each bad stage breaks the tests named alongside it, and no other."""
 
 import subprocess
 import sys

@@ -7,6 +7,6 @@ DATA = REPO / "tests" / "data"
 
 
 def shared_fixtures() -> Path | None:
-    """The folder of real captures beside the checkout, or None."""
+    """The folder of real captures alongside the checkout, or None."""
     path = REPO.parent / "shared" / "fixtures"
     return path if path.is_dir() else None

@@ -42,7 +42,7 @@ def _alone(event: dict[str, Any]) -> list[str]:
 
 
 def _nests(spans: list[tuple[float, float]]) -> bool:
-    """Whether each lies inside another or beside it; a hair is left for the decimals of microseconds."""
+    """Whether each lies inside another or alongside it; a hair is left for the decimals of microseconds."""
     stack: list[float] = []
     for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
         while stack and stack[-1] <= start + 1e-4:

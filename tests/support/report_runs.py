@@ -17,7 +17,7 @@ from tests.support.nsys_builder import h200_export
 
 
 def analyze_h200(folder: Path, *, ncu: bool = True, context: bool = True) -> Path:
-    """The capture with the clean times measured beside it, as a user would give them."""
+    """The capture with the clean times measured alongside it, as a user would give them."""
     scratch = folder / "captures"
     scratch.mkdir(parents=True)
     files = [str(h200_export(scratch))]

@@ -69,7 +69,7 @@ BINARY = (".nsys-rep", ".ncu-rep")
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Lines that begin with the command, those that go on after a backslash joined."""
+    """Lines that begin with the command, those that continue after a backslash joined."""
     for line in re.sub(r"\\\n\s*", "", text).splitlines():
         if line.strip().startswith("llm-perf "):
             yield line.strip()

@@ -41,7 +41,7 @@ def _can_mount(folder: Path) -> bool:
 def _with_disk(folder: Path, size_kb: int, first: Sequence[str], then: Sequence[str]) -> "list[tuple[int, str]]":
     """Both commands' exit codes and words; the disk of the first is small, and larger for the second.
 
-    Only these processes see the disk; what is on it at the end of each command is copied beside it.
+    Only these processes see the disk; what is on it at the end of each command is copied alongside it.
     """
     disk = folder / "disk"
     disk.mkdir()
@@ -96,7 +96,7 @@ def test_a_disk_that_fills_in_the_middle_loses_nothing_and_the_run_goes_on(
 
 
 def test_a_stage_on_a_full_disk_says_so_and_is_no_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stage has no room, the manifest has: the others go on, and no traceback is written."""
+    """The stage has no room, the manifest has: the others continue, and no traceback is written."""
     log = tmp_path / "r/alpha/log.txt"
 
     def full(self: Redactor, path: Path) -> None:

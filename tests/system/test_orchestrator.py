@@ -275,7 +275,7 @@ def test_an_interrupt_ends_the_whole_tree_and_leaves_a_valid_manifest(tmp_path: 
     assert not psutil.pid_exists(int(pid_file.read_text()))
     assert err.splitlines()[-3:] == [
         f"report of what was measured: {tmp_path / 'r/report.html'}",
-        f"to go on: llm-perf profile run.resume={tmp_path / 'r'}",
+        f"to continue: llm-perf profile run.resume={tmp_path / 'r'}",
         "interrupted: every process of the run was ended, the manifest is complete",
     ]
     assert (tmp_path / "r/report.html").is_file()

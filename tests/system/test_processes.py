@@ -86,7 +86,8 @@ def test_a_comparison_that_is_ended_leaves_neither_processes_nor_checkouts(tmp_p
     _, err = run.communicate(timeout=60)
     assert run.returncode == 130
     folder = tmp_path / "out"
-    assert err.splitlines()[-1] == f"interrupted: all processes were ended; go on: llm-perf compare --resume {folder}"
+    last = f"interrupted: all processes were ended; continue: llm-perf compare --resume {folder}"
+    assert err.splitlines()[-1] == last
     assert psutil.wait_procs(started, timeout=20)[1] == []
     assert valid_manifest(folder / "base/1")["status"] == "interrupted"
     checkouts = subprocess.run([*git, "worktree", "list"], check=True, capture_output=True, text=True).stdout
@@ -116,7 +117,7 @@ def test_a_full_disk_is_recorded_and_the_run_can_go_on(
     assert main(["profile", *OFF, ALPHA, BETA, "hydra.run.dir=r"]) == 1
     monkeypatch.setattr("llm_perf_opt.core.manifest.write_whole", real)
     manifest = valid_manifest(tmp_path / "r")
-    reason = f"the run could not go on: No space left on device ({tmp_path / 'r/manifest.json'})"
+    reason = f"the run could not continue: No space left on device ({tmp_path / 'r/manifest.json'})"
     assert (manifest["status"], statuses(manifest), manifest["warnings"]) == ("failed", done, [reason])
     assert [path for path in (tmp_path / "r").rglob("*") if path.name.startswith(".")] == []
     assert main(["profile", "run.resume=r"]) == 0
@@ -138,7 +139,7 @@ def test_a_disk_too_full_to_say_so_leaves_no_files_of_no_run(
     monkeypatch.setattr("llm_perf_opt.core.manifest.write_whole", full)
     assert main(["profile", *OFF, ALPHA, "hydra.run.dir=r"]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "error: the run could not go on: No space left on device, nor could that be written down; make room, then "
+        "error: the run could not continue: No space left on device, nor could that be written down; make room, then "
         "start again"
     )
     assert not (tmp_path / "r").exists()
@@ -162,7 +163,7 @@ def test_a_load_test_on_a_full_disk_says_so_and_keeps_what_it_measured(
     monkeypatch.setattr("llm_perf_opt.pipeline.bench.run.write_whole", full)
     with fake_server() as server:
         assert main(["bench", f"server.url={server.url}", *LOAD, "load.concurrency=1,2"]) == 1
-    reason = "the run could not go on: No space left on device"
+    reason = "the run could not continue: No space left on device"
     run_dir = tmp_path / "r"
     assert capsys.readouterr().err.splitlines()[-1] == f"error: {reason}; what was measured before is in {run_dir}"
     manifest = valid_manifest(run_dir)

@@ -15,7 +15,7 @@ from llm_perf_opt.report.render.glossary import GLOSSARY
 from tests.support.fixtures_dir import REPO
 
 DOCS = REPO / "docs"
-# What runs wrote beside the pages of the showcase is no page of ours.
+# What runs wrote alongside the pages of the showcase is no page of ours.
 WRITTEN = [p for p in DOCS.rglob("*.md") if p.parent in (DOCS, DOCS / "showcase", DOCS / "adr")]
 PAGES = sorted([*WRITTEN, *REPO.glob("*.md")])
 

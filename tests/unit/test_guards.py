@@ -238,7 +238,7 @@ def test_top_level_help_imports_no_hydra_either(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "False"
 
 
-# Names still used for two things: rows of the second reader of torch traces, and a model beside its architecture.
+# Names still used for two things: rows of the second reader of torch traces, and a model alongside its architecture.
 TWO_MEANINGS = {"KernelRow", "ModuleRow", "OcrModel", "OperatorRow"}
 
 

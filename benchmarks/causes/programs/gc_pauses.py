@@ -1,4 +1,4 @@
-"""Makes objects that refer to each other beside a large heap."""
+"""Makes objects that refer to each other alongside a large heap."""
 
 import os
 import time

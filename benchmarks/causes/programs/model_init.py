@@ -1,4 +1,4 @@
-"""Builds the model anew for each request (torch)."""
+"""Builds the model again for each request (torch)."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Compiles anew for each length of the input (torch)."""
+"""Compiles again for each length of the input (torch)."""
 
 import os
 import time

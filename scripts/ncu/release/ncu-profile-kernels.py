@@ -2,7 +2,7 @@
 """Profile chosen kernels of any program with ncu, one after the other, and export what was measured.
 
 Takes the kernels from a YAML list (see extract-top-kernels.py) or one regex. The default sections are those of the
-preset ncu.default. Needs PyYAML beside the standard library. ncu-profile-kernels.sh does the same without Python.
+preset ncu.default. Needs PyYAML alongside the standard library. ncu-profile-kernels.sh does the same without Python.
 Exit codes: 0 every kernel profiled, 1 a kernel was never seen or ncu failed, 2 bad usage or YAML.
 """
 

@@ -211,7 +211,7 @@ def attention_in_pieces(timeline: Timeline, least_ns: Ints | None = None) -> Att
     """Softmax kernels between two products on one stream, with nothing but elementwise work and copies in between.
 
     Where operators were recorded, they say which products are attention's. Where not, it is no attention if the
-    softmax is next to nothing beside the products, or if fused attention runs before each of them: a router's.
+    softmax is next to nothing alongside the products, or if fused attention runs before each of them: a router's.
     `least_ns` is what remains of each product in one kernel, -1 where that is not known (`shapes.least_fused_ns`).
     """
     pieces = _pieces_of(timeline)

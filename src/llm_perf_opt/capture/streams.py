@@ -1,4 +1,4 @@
-"""Streams: how busy each was, and work that waited on an idle one beside a busy one.
+"""Streams: how busy each was, and work that waited on an idle one alongside a busy one.
 
 Streams let a GPU do several things at once. Where nothing overlaps although work was launched in time, something keeps
 it in order: an event, the default stream, a kernel that fills the GPU, or too few connections to it.

@@ -40,10 +40,10 @@ KernelEvent = tuple[int, int, int, int, int]
 class TimelineWindow:
     """What `timeline.json` holds: the events of a few steps, names as the capture has them.
 
-    Lanes of calls index `threads`, those of kernels `streams`. Columns beside `kernels`, an entry for each: `launches`
-    (the index in `calls` of the call that started it), `operators` and `modules` (the names around that call), `shapes`
-    (an index of `launch_shapes`) and `sizes` (bytes, of copies); -1 where that is not known. Beside `calls`:
-    `call_kinds` (launch, wait, other call, operator), `inputs` (a name that is an operator's input shapes) and
+    Lanes of calls index `threads`, those of kernels `streams`. Columns alongside `kernels`, an entry for each:
+    `launches` (the index in `calls` of the call that started it), `operators` and `modules` (the names around that
+    call), `shapes` (an index of `launch_shapes`) and `sizes` (bytes, of copies); -1 where that is not known. Alongside
+    `calls`: `call_kinds` (launch, wait, other call, operator), `inputs` (a name that is an operator's input shapes) and
     `correlations`. A file of an earlier version has none of them. `epoch_ns` is the time of day of the window's start,
     0 where the capture does not say. `memory` is by device `(time, bytes)`, of a torch trace alone.
     """
@@ -90,9 +90,9 @@ class TimelineWindow:
             _require_indices("names", column, len(self.names))
         beside_kernels = (self.launches, self.operators, self.modules, self.shapes, self.sizes)
         if any(column and len(column) != len(self.kernels) for column in beside_kernels):
-            raise ValueError(f"columns beside {len(self.kernels)} kernels have another number of entries")
+            raise ValueError(f"columns alongside {len(self.kernels)} kernels have another number of entries")
         if self.call_kinds and len(self.call_kinds) != len(self.calls):
-            raise ValueError(f"{len(self.call_kinds)} call_kinds beside {len(self.calls)} calls")
+            raise ValueError(f"{len(self.call_kinds)} call_kinds alongside {len(self.calls)} calls")
 
 
 def _require_indices(name: str, values: Iterable[int], size: int, *, least: int = -1) -> None:

@@ -13,7 +13,7 @@ llm-perf run --attach PID [--duration 20s] [--rate 100] [--out DIR]
 
 Samples the stacks of a Python process that runs already, of all its threads and
 children, and the GPU's utilisation; says where the time goes and what it waits
-for. The process goes on as before.
+for. The process continues as before.
 
   --duration 20s   how long: 90s, 10m or 1h; 20s by default
   --rate 100       samples a second, 1 to 1000

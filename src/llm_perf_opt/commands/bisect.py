@@ -84,7 +84,7 @@ def _parser() -> CommandParser:
         "--no-neighbours", action="store_true", help="do not profile the answer and the point before it"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object (docs/schemas/bisect.schema.json)")
-    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted search")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="continue with an interrupted search")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help=f"where results go (default {DEFAULT_DIR}/…)")
     return parser
 
@@ -150,7 +150,7 @@ def _bisect(
     )
     neighbours = _run(session, args, overrides, folder)
     if session.search.answer is None:
-        _say(f"interrupted: all processes were ended; go on: llm-perf bisect --resume {shlex.quote(str(folder))}")
+        _say(f"interrupted: all processes were ended; continue: llm-perf bisect --resume {shlex.quote(str(folder))}")
         return EXIT_INTERRUPTED
     document = bisect_document(
         session.search,

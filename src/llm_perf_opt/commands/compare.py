@@ -131,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
         help="make N runs of each side, in turns, as the overrides after -- say; auto: until it is settled, at most "
         f"{AUTO_LOOKS[-1]}",
     )
-    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted --interleave")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="continue with an interrupted --interleave")
     parser.add_argument(
         "--start-variation",
         type=float,
@@ -239,7 +239,7 @@ def _after_interruption(folder: Path) -> str:
 
     sides = folder / "base", folder / "candidate"
     whole = len(whole_pairs(*sides))
-    text = f"interrupted: all processes were ended; go on: llm-perf compare --resume {shlex.quote(str(folder))}"
+    text = f"interrupted: all processes were ended; continue: llm-perf compare --resume {shlex.quote(str(folder))}"
     if not whole:
         return text
     given = " ".join(shlex.quote(str(side)) for side in sides)

@@ -1,4 +1,4 @@
-"""`llm-perf doctor`: what this machine can do, and the remedy for what it cannot."""
+"""`llm-perf doctor`: what this machine can do, and the fix for what it cannot."""
 
 import os
 import tempfile

@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         usage="llm-perf optimize [OPTION ...] [run=DIR] [OVERRIDE ...]\n"
         "       llm-perf optimize --experiments FILE [OPTION ...] -- PROGRAM ...\n"
         "       llm-perf optimize server=NAME [OPTION ...] [OVERRIDE of bench ...]",
-        description="Try the remedies a profile's findings name, verify them, and recommend\nwhat helped.",
+        description="Try the fixes a profile's findings name, verify them, and recommend\nwhat helped.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -110,14 +110,14 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=None,
         metavar="NATS",
-        help="of lossy remedies, mean of the samples (default 0.05)",
+        help="of lossy fixes, mean of the samples (default 0.05)",
     )
     parser.add_argument(
         "--min-top1", type=float, default=None, metavar="SHARE", help="of equal first choices, lossy (default 0.9)"
     )
     parser.add_argument("--experiments", type=Path, metavar="FILE", help="YAML with experiments of your own")
     parser.add_argument("--space", type=Path, metavar="FILE", help="of a server: its options as YAML")
-    parser.add_argument("--resume", type=Path, metavar="DIR", help="of a server: go on with an interrupted search")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="of a server: continue with an interrupted search")
     parser.add_argument("--dry-run", action="store_true", help="show the plan; profiles first where no run= is given")
     parser.add_argument("--config-dir", "-cd", type=Path, metavar="DIR", help="with presets of your own, as of profile")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help=f"default {DEFAULT_DIR}/<date>-<time>")
@@ -181,7 +181,7 @@ def _optimize_server(args: argparse.Namespace) -> int:
             )
         except KeyboardInterrupt:
             print(
-                f"interrupted: every server was ended, what was measured is in {folder}; --resume {folder} goes on",
+                f"interrupted: every server was ended, what was measured is in {folder}; --resume {folder} continues",
                 file=sys.stderr,
             )
             return EXIT_INTERRUPTED

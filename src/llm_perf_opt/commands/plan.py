@@ -49,7 +49,7 @@ examples:
   --users 500      so many requests in flight, in a steady state: how many replicas
   --rate 20/s      so many arrivals: how many replicas (also 1200/min)
   --burstiness 1   1: Poisson arrivals, below 1: bursts
-  --headroom 20%   capacity beyond the demand
+  --headroom 20%    capacity beyond the demand
   --calibrate-from RUN  answer by a run of llm-perf bench (or its bench.json)
                    with load.concurrency=1,4,16: that server, those lengths
   --price h200=3.5,l40s=1   per hour and device

@@ -38,7 +38,7 @@ examples:
   workload.engine=eager,graph,server  transformers as it comes, a CUDA graph, a serving engine
   workload.tp=1,2,4,8                 tensor parallel; also pp, ep, dp
   workload.weight_dtype=fp8,int4      weights of the layers: bf16, fp16, fp32, fp8, int8, int4, nvfp4, mxfp4
-  workload.kv_dtype=fp8               the KV cache; workload.activation_dtype: what products get beside weights
+  workload.kv_dtype=fp8               the KV cache; workload.activation_dtype: what products get alongside weights
   workload.mla_mode=absorbed          latent attention: cached, latent-expand (what transformers does), absorbed
   workload.concurrency=32             requests in flight over all replicas (default: the batch of each)
   workload.rate=20                    or requests that arrive per second; workload.burstiness=1: Poisson

@@ -195,7 +195,7 @@ def _whole_ms(base: CaptureAnalysis, candidate: CaptureAnalysis) -> float:
 
 
 def _is_outermost(name: str, parents: Mapping[str, str | None], step: str | None) -> bool:
-    """A range that encloses everything is the whole, not a part of it; beside a step, all others are parts."""
+    """A range that encloses everything is the whole, not a part of it; alongside a step, all others are parts."""
     return step is None and parents.get(name) is None and name in parents.values()
 
 

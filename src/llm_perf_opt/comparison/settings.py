@@ -38,7 +38,7 @@ SAME_WORK = (
 UNUSED_BY_PROGRAMS = ("model", "dataset", "infer")
 # How often it was measured is not what: more repeats say the same, and are more certain of it.
 NO_OTHER_WORK = ("workload.repeats",)
-# Where a run was written, how it went on, and what it was asked to do besides, says nothing about what it measured.
+# Where a run was written, how it continued, and what it was asked to do besides, says nothing about what it measured.
 IGNORED = (
     "artifacts.*",
     "run.resume",

@@ -3,7 +3,7 @@
 A side is one pass or several; a pass holds the values of its samples in each repeat. The difference is that of the
 logarithms, so that +5 % and -5 % weigh the same. Its uncertainty comes from a bootstrap in two levels: passes are drawn
 with replacement, and inside each the repeats, all samples of a repeat together: they share what the machine did.
-Pairs of passes that were measured one beside the other are drawn as pairs, and the difference is the Hodges-Lehmann
+Pairs of passes that were measured one alongside the other are drawn as pairs, and the difference is the Hodges-Lehmann
 estimate of theirs: drift that hits both halves of a pair cancels, and one disturbed pair does not decide. What differs
 inside a pass shows in the differences between pairs, so it is not drawn a second time. Two or three pairs say little of
 how pairs differ. There the passes of each side are asked as well, which are twice as many, and the narrower of the two
@@ -384,7 +384,7 @@ def _cube(side: Sequence[Pass]) -> _Cube:
 
 
 def _drawn(cube: _Cube, random: np.random.Generator) -> "np.ndarray[Any, np.dtype[np.float64]]":
-    """Sides drawn anew: passes, and repeats inside them; one row each."""
+    """Sides drawn again: passes, and repeats inside them; one row each."""
     count, deep, _ = cube.values.shape
     draws = max(FEWEST_DRAWS, min(DRAWS, LARGEST_DRAW // cube.values.size))
     chosen = random.integers(0, count, (draws, count)) if count > 1 else np.zeros((draws, 1), np.int64)

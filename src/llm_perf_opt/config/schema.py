@@ -213,7 +213,7 @@ class HardwareSection:
 
 @dataclass(frozen=True, kw_only=True)
 class StageConfig:
-    """What every `pipeline.<stage>` section has. Subclass it beside the stage that owns it."""
+    """What every `pipeline.<stage>` section has. Subclass it alongside the stage that owns it."""
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
     enable: bool = False

@@ -1,6 +1,6 @@
 """Documents that cross a wall between packages: written by `workload` or `profiling`, read by `report`.
 
-A document's record stands beside its writer wherever the reader may import it. `report` knows neither `workload` nor
+A document's record stands alongside its writer wherever the reader may import it. `report` knows neither `workload` nor
 `profiling`, so the records of what they write for it are here, where all of them may look. A reader may do without keys
 that have a default, because a run made earlier did not write them.
 """
@@ -239,7 +239,7 @@ class CounterTrack:
 
 @dataclass(frozen=True, kw_only=True)
 class CounterSpan:
-    """What happened from one moment to another on the same clock, beside the counters."""
+    """What happened from one moment to another on the same clock, alongside the counters."""
 
     name: str
     start_ns: int

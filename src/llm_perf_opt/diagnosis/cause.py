@@ -1,8 +1,8 @@
 """Causes as data: which cells a cause explains, its words and its advice; and the judge that goes with it.
 
-Each cause is `causes/<id>.toml`. Where a cell alone is the evidence, that is all of it. Else `causes/<id>.py` beside it
-has a function `judge(scope, program)` that returns a claim or nothing; it is imported only where the cause's cells hold
-time.
+Each cause is `causes/<id>.toml`. Where a cell alone is the evidence, that is all of it. Else `causes/<id>.py` alongside
+it has a function `judge(scope, program)` that returns a claim or nothing; it is imported only where the cause's cells
+hold time.
 """
 
 import tomllib

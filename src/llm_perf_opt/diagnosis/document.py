@@ -215,8 +215,8 @@ class CaptureAnalysis:
     """What `analysis.json` of nsys and of a torch trace holds, and what `llm-perf analyze --json` prints.
 
     Of the last parts only those are written that the kind of capture has: `operators` and `modules` of a torch trace
-    given to `analyze`, `tree` of the torch profiler stage, `ncu` of ncu files given beside a capture, `counters` of a
-    torch trace with hardware counters, `streams` where a GPU used several, `ranks` where several processes or GPUs
+    given to `analyze`, `tree` of the torch profiler stage, `ncu` of ncu files given alongside a capture, `counters` of
+    a torch trace with hardware counters, `streams` where a GPU used several, `ranks` where several processes or GPUs
     worked or kernels communicated, `shapes` of a trace with input shapes, `critical_paths` of ranges with GPU work,
     `memory` of a trace with memory events, `python` of one with frames, `graph_replays` where another
     trace says what graphs replay, `after_setup` where most of a capture is paid once, `host_edges` where the host works

@@ -1,6 +1,6 @@
 """What can be tried against a finding, as data: settings, where they make sense, and code that does the same.
 
-The remedies are the rows of `experiments.toml`. A cause names those that could save what it claims (`experiments` in
+The fixes are the rows of `experiments.toml`. A cause names those that could save what it claims (`experiments` in
 its data); `llm-perf optimize` tries them. Several causes may name one: then it could save what all of them claim.
 """
 
@@ -22,7 +22,7 @@ THROUGHPUT = ("tokens_per_s", "joules_per_token")
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """Where a remedy makes sense. Empty values mean: anywhere.
+    """Where a fix makes sense. Empty values mean: anywhere.
 
     `own_loop`: the model must run in our own loop, which knows static caches and compiled steps. `text_model`: it must
     read text alone; of a model that reads pages only the decode step can be changed.

@@ -85,9 +85,9 @@ class MetricChange:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentRow:
-    """One experiment. `against` is what it was measured beside: `start` or the best until then.
+    """One experiment. `against` is what it was measured alongside: `start` or the best until then.
 
-    `is_combined`: several remedies at once, whose gain is that of none of them alone.
+    `is_combined`: several fixes at once, whose gain is that of none of them alone.
 
     `total_gain` is over the start: the product along the way. `break_even_tokens` are those after which preparing
     (compiling, capturing) has paid for itself; None where nothing was saved or prepared.
@@ -119,7 +119,7 @@ class ExperimentRow:
         return next((one for one in self.changes if one.metric == metric), None)
 
     def total_interval(self, objective: str) -> tuple[float, float] | None:
-        """That of `total_gain`: the one measured beside `against`, times what that had brought already."""
+        """That of `total_gain`: the one measured alongside `against`, times what that had brought already."""
         change = self.change(objective)
         if change is None or change.low is None or change.high is None or self.total_gain is None:
             return None
@@ -185,7 +185,7 @@ class RuleCalibration:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizeDocument:
-    """`optimize.json`. `gain` is the best over the start, measured one beside the other where `gain_is_direct`.
+    """`optimize.json`. `gain` is the best over the start, measured one alongside the other where `gain_is_direct`.
 
     `left` is what the findings name that no experiment here can do.
     """

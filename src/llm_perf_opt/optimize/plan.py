@@ -1,7 +1,7 @@
-"""From findings to experiments: which remedies make sense here, the most each could bring, and what it costs to try.
+"""From findings to experiments: which fixes make sense here, the most each could bring, and what it costs to try.
 
 The bound of an experiment is Amdahl's over the waterfall: the time its findings could save leaves the phase, and no
-phase becomes shorter than the hardware's bound, unless the remedy lowers that.
+phase becomes shorter than the hardware's bound, unless the fix lowers that.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ PHASE_OF: dict[str, str] = {"tpot_ms": DECODE, "ttft_ms": PREFILL}
 BATCH_KEY = "infer.batch"
 # A bound of less than a tenth above the start is not worth the first place, however cheap.
 PROMISING = 1.1
-# Bounds above this say that nothing limits the remedy by itself, not that it brings more than another one.
+# Bounds above this say that nothing limits the fix by itself, not that it brings more than another one.
 TELLING = 10.0
 
 
@@ -44,7 +44,7 @@ def look_share(pairs: int, *, is_last: bool) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What the guards ask. `settings` are present values by key, `packages` what remedies need and is installed."""
+    """What the guards ask. `settings` are present values by key, `packages` what fixes need and is installed."""
 
     objective: Objective
     is_cpu: bool
@@ -59,7 +59,7 @@ class Situation:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSet:
-    """Remedies tried together. `order` is the most it could bring, by its bound; 1 where nobody knows."""
+    """Fixes tried together. `order` is the most it could bring, by its bound; 1 where nobody knows."""
 
     remedies: tuple[Remedy, ...]
     sets: Mapping[str, str]
@@ -89,7 +89,7 @@ class TrialSet:
     def rank(self) -> tuple[bool, float, float]:
         """Smaller is tried sooner: the cheapest promising experiment, of those that cost the same the largest bound.
 
-        Bounds of different remedies order little: on a launch-bound model most of them promise all idle time. What is
+        Bounds of different fixes order little: on a launch-bound model most of them promise all idle time. What is
         cheap to try never keeps the budget from what comes after it; one compilation can use up all of it.
         """
         return self.order < PROMISING, self.cost_s, -min(self.order, TELLING)
@@ -102,7 +102,7 @@ class TrialSet:
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """A remedy that a finding names and that is not tried, and why."""
+    """A fix that a finding names and that is not tried, and why."""
 
     remedy: Remedy
     why: str
@@ -154,7 +154,7 @@ def build_plan(
     *,
     given: Sequence[Remedy] = (),
 ) -> ExperimentPlan:
-    """The remedies of all findings and those the user gave, the most promising first."""
+    """The fixes of all findings and those the user gave, the most promising first."""
     named: dict[str, Remedy] = {}
     left = []
     for finding in findings:
@@ -186,7 +186,7 @@ def build_plan(
 
 
 def why_not(remedy: Remedy, situation: Situation, facts: RunFacts | None) -> str | None:
-    """Why a remedy makes no sense here; None if it does."""
+    """Why a fix makes no sense here; None if it does."""
     guard = remedy.guard
     place = "cpu" if situation.is_cpu else "gpu"
     if guard.place is not None and guard.place != place:
@@ -204,7 +204,7 @@ def why_not(remedy: Remedy, situation: Situation, facts: RunFacts | None) -> str
     if guard.kernel_class is not None and facts is not None and not _takes(facts, guard.kernel_class, guard.min_share):
         return f"{guard.kernel_class} kernels take less than {100 * guard.min_share:.0f} % of the kernel time"
     if situation.lossless and remedy.is_lossy:
-        return "only remedies without loss were asked for"
+        return "only fixes without loss were asked for"
     sets, environment = _settings(remedy, situation), remedy.environment
     same = all(situation.settings.get(key) == value for key, value in sets.items())
     if same and all(situation.environment.get(key) == value for key, value in environment.items()):
@@ -219,7 +219,7 @@ def combine(
     situation: Situation,
     costs: Costs,
 ) -> TrialSet | None:
-    """Several remedies at once; None where two of them set one thing to different values."""
+    """Several fixes at once; None where two of them set one thing to different values."""
     sets: dict[str, str] = {}
     environment: dict[str, str] = {}
     for remedy in remedies:
@@ -254,7 +254,7 @@ def _sorted(candidates: Sequence[TrialSet], given: Sequence[str]) -> tuple[Trial
 def predict(
     remedies: Sequence[Remedy], findings: Sequence[Finding], facts: RunFacts | None, objective: Objective
 ) -> PredictedBound | None:
-    """The most these remedies could bring together, None where no finding speaks of them."""
+    """The most these fixes could bring together, None where no finding speaks of them."""
     if facts is None:
         return None
     phases = (PHASE_OF[objective],) if objective in PHASE_OF else PHASES
@@ -291,7 +291,7 @@ def predict(
 
 
 def scaled_bound(bound: PredictedBound, *, profiled: float | None, measured: float, is_cpu: bool) -> float | None:
-    """The bound as a gain over the start as it was measured beside the experiment.
+    """The bound as a gain over the start as it was measured alongside the experiment.
 
     What is left of a GPU's step is device time, which a busier or quieter host does not change: there the value that
     cannot be beaten holds. On a CPU all of it scales with the machine, so the factor does.
@@ -309,7 +309,7 @@ def _names(finding: Finding, remedies: Sequence[Remedy]) -> bool:
 
 
 def left_words(findings: Sequence[Finding], rows: Sequence[ExperimentRow]) -> tuple[str, ...]:
-    """What findings advise, with what came of the remedies that were tried; where that is all of them, only that."""
+    """What findings advise, with what came of the fixes that were tried; where that is all of them, only that."""
     results = {row.name: row.status for row in rows if row.status in FRUITLESS}
     words = []
     for finding in findings:

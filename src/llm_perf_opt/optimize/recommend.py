@@ -49,7 +49,7 @@ def pasted_code(candidate: TrialSet) -> str:
 
 
 def path_to_best(start: StartRow, rows: Sequence[ExperimentRow], best: str | None, objective: str) -> list[PathStep]:
-    """From the start to the best; each step was measured beside the one before it."""
+    """From the start to the best; each step was measured alongside the one before it."""
     chain: list[ExperimentRow] = []
     name = best
     while name is not None:
@@ -58,7 +58,7 @@ def path_to_best(start: StartRow, rows: Sequence[ExperimentRow], best: str | Non
             break
         chain.insert(0, row)
         name = None if row.against == "start" else row.against
-    # As it was beside the first step: a machine that grew slower later would flatter it.
+    # As it was alongside the first step: a machine that grew slower later would flatter it.
     first = chain[0].change(objective) if chain else None
     value = start.metrics.get(objective) if first is None else first.before
     if value is None:
@@ -107,7 +107,7 @@ def in_words(
     unit = UNITS[objective]
     if len(path) < 2 or gain is None:
         if not tried:
-            why = f"each of {left_out} remedies has its reason below" if left_out else "no finding names a remedy"
+            why = f"each of {left_out} fixes has its reason below" if left_out else "no finding names a fix"
             return f"Nothing was tried: {why}."
         if over_limit:
             kept_out = f"{', '.join(over_limit)} broke a limit"

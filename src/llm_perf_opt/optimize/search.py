@@ -1,8 +1,8 @@
-"""Which experiment comes next: single remedies by what they promise, then combinations of what helped.
+"""Which experiment comes next: single fixes by what they promise, then combinations of what helped.
 
 An experiment whose bound is not above what the best already brings is not tried by itself; together with the best it
-may be. Combinations are measured beside the best, so that each step of the way is one that was seen. One that holds a
-combination which did not help, or whose parts brought far less than the best, is not tried.
+may be. Combinations are measured alongside the best, so that each step of the way is one that was seen. One that holds
+a combination which did not help, or whose parts brought far less than the best, is not tried.
 """
 
 import math
@@ -16,7 +16,7 @@ from llm_perf_opt.optimize.plan import ExperimentPlan, Situation, TrialSet, comb
 
 # A bound must be this much above what is there already to be worth the time.
 WORTH = 1.02
-# Remedies may help one another; more than this beyond the product of their gains is not expected.
+# Fixes may help one another; more than this beyond the product of their gains is not expected.
 SYNERGY = 1.5
 
 
@@ -54,7 +54,7 @@ class ExperimentSearch:
         if self.most is not None and len(self.tried) >= self.most:
             return None
         while True:
-            # Whatever is passed over may be worth it beside others, so look again each time.
+            # Whatever is passed over may be worth it alongside others, so look again each time.
             candidate = next(iter(self._singles() or self._with_best() or self._pairs()), None)
             if candidate is None:
                 return None
@@ -129,7 +129,7 @@ class ExperimentSearch:
         return self._spoiled(candidate) or self._outdone(candidate) or self._too_long(candidate, left_s)
 
     def _spoiled(self, candidate: TrialSet) -> str | None:
-        """Some of its remedies were tried together, and that did not help; what failed may have had another reason."""
+        """Some of its fixes were tried together, and that did not help; what failed may have had another reason."""
         ids = {remedy.id for remedy in candidate.remedies}
         for tried in self.tried:
             parts = {remedy.id for remedy in tried.candidate.remedies}
@@ -138,7 +138,7 @@ class ExperimentSearch:
         return None
 
     def _outdone(self, candidate: TrialSet) -> str | None:
-        """All of its remedies were measured alone, and together would be far from the best."""
+        """All of its fixes were measured alone, and together would be far from the best."""
         alone = {t.candidate.remedies[0].id: t.total_gain for t in self.tried if len(t.candidate.remedies) == 1}
         gains = [alone.get(remedy.id) for remedy in candidate.remedies]
         if self.best is None or len(gains) < 2 or any(gain is None for gain in gains):

@@ -1,9 +1,9 @@
 """Judges one experiment: did it help beyond chance, do its outputs hold, are the limits kept, did the bound hold?
 
 Outputs. Tokens that are equal to those of the start hold. Where they differ, the logits decide, taken while both read
-the start's tokens. A remedy that loses nothing may differ by rounding alone: ROUNDING machine epsilons of the number
+the start's tokens. A fix that loses nothing may differ by rounding alone: ROUNDING machine epsilons of the number
 format, relative to the size of the logits (their root mean square). That allows a mean KL divergence of half the square
-of it, and another first choice only where the start's own logits were closer than twice it. A lossy remedy has to keep
+of it, and another first choice only where the start's own logits were closer than twice it. A lossy fix has to keep
 a mean KL divergence and a share of equal first choices that the user sets.
 """
 
@@ -37,7 +37,7 @@ HOPELESS = 0.6
 
 @dataclass(frozen=True, kw_only=True)
 class LossLimits:
-    """What outputs of a lossy remedy have to keep: mean KL divergence in nats, and the share of equal first choices."""
+    """What outputs of a lossy fix have to keep: mean KL divergence in nats, and the share of equal first choices."""
 
     max_kl: float = MAX_KL
     min_top1: float = MIN_TOP1
@@ -82,7 +82,7 @@ def check_outputs(agreement: Agreement | None, *, is_lossy: bool, limits: LossLi
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredMetric:
-    """One metric of an experiment beside what it is compared with."""
+    """One metric of an experiment alongside what it is compared with."""
 
     change: MetricChange
     estimate: ChangeEstimate
@@ -97,7 +97,7 @@ def compare_passes(
     paired: bool,
     spent: float = 1.0,
 ) -> dict[str, MeasuredMetric]:
-    """Every metric both sides have; passes in the order they were made, the n-th beside the n-th where `paired`.
+    """Every metric both sides have; passes in the order they were made, the n-th alongside the n-th where `paired`.
 
     `spent` is the part of the chance to err that this look at the passes may take, where there are several.
     """

@@ -7,7 +7,7 @@ run      executes the plan; failure is data here, and the manifest is rewritten 
 resume   what an earlier run of the same directory already has
 provenance  what the run was made with: env.json, config.yaml, inputs.yaml
 index    one run of many: its labels, keys and numbers
-catalogue  thousands of runs, from an index beside them
+catalogue  thousands of runs, from an index alongside them
 loaded_run  a run that was made, as an object with its numbers
 run_result  what a run came to, as one document
 share    a copy of a run for others, redacted

@@ -1,4 +1,4 @@
-"""Thousands of runs listed at once: from an index beside them, refreshed where their manifests changed.
+"""Thousands of runs listed at once: from an index alongside them, refreshed where their manifests changed.
 
 The index is one parquet file, written by whoever lists and by nobody else, as a whole and by a rename: many may list
 and run at the same time. No entry is believed: each carries the stamp of the manifest it was made from, and one whose
@@ -21,7 +21,7 @@ from llm_perf_opt.pipeline.index import IndexedRun, index_manifest
 from llm_perf_opt.system.files import open_regular, read_limited, unpacked_limit_bytes, write_whole
 
 INDEX_FILE = ".llm-perf-runs.parquet"
-# Another number makes every index anew.
+# Another number makes every index again.
 FORMAT = 3
 # Fewer runs than this are read as fast as an index of them is written.
 WORTH = 64

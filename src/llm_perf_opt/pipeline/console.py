@@ -76,7 +76,7 @@ class PlainConsole:
         self._told: set[str] = set()
 
     def say(self, text: str) -> None:
-        # Nobody may be listening any more; the run goes on, and the manifest tells what happened.
+        # Nobody may be listening any more; the run continues, and the manifest tells what happened.
         with suppress(OSError):
             print(text, file=sys.stderr, flush=True)
 
@@ -142,7 +142,7 @@ class LiveConsole:
 
 
 class Pace:
-    """How long the rest takes if it goes on as since the first count; counts that start anew start it anew."""
+    """How long the rest takes if it continues as since the first count; counts that start again start it again."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None

@@ -141,10 +141,10 @@ def recorded_inputs(run_dir: Path) -> list[dict[str, Any]]:
     try:
         content = yaml.safe_load(read_limited(path, LARGEST_INPUTS))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ManifestError(f"{path}: cannot be read ({str(error).splitlines()[0]}); delete it to go on") from error
+        raise ManifestError(f"{path}: cannot be read ({str(error).splitlines()[0]}); delete it to continue") from error
     samples = content.get("samples") if isinstance(content, dict) else None
     if not isinstance(samples, list) or not all(_is_sample(sample) for sample in samples):
-        raise ManifestError(f"{path}: holds no list of samples; delete it to go on")
+        raise ManifestError(f"{path}: holds no list of samples; delete it to continue")
     return samples
 
 

@@ -246,7 +246,7 @@ def _settings(stage: Stage, config: AppConfig) -> StageConfig | None:
 
 KEY = "run.resume"
 # How warnings begin that are over when the run is resumed.
-COULD_NOT_GO_ON, NO_REPORTS, SYNC = "the run could not go on", "the reports could not be written", "artifacts.sync: "
+COULD_NOT_GO_ON, NO_REPORTS, SYNC = "the run could not continue", "the reports could not be written", "artifacts.sync: "
 TRUST = "run.trust"
 
 

@@ -101,7 +101,7 @@ class RunInput:
 def execute(run: RunInput) -> RunManifest:
     """Run every planned stage; a failure is recorded and never loses what others wrote."""
     manifest = run.manifest
-    # Records that stay are of the same workload, and so are the samples written down beside them.
+    # Records that stay are of the same workload, and so are the samples written down alongside them.
     samples: list[Mapping[str, Any]] = [*recorded_inputs(run.artifacts.root)] if manifest.stages else []
     save = partial(write_manifest, run.artifacts.root, redactor=run.redactor)
     try:
@@ -128,7 +128,7 @@ def execute(run: RunInput) -> RunManifest:
         save(_skip_rest(replace(manifest, status="interrupted"), run.plan, "the run was interrupted"))
         raise
     except OSError as error:
-        # A full disk, most likely: what is recorded so far stays, and the next start goes on from there.
+        # A full disk, most likely: what is recorded so far stays, and the next start continues from there.
         run.free_room()
         reason = f"{COULD_NOT_GO_ON}: {in_words(error)}"
         broken = replace(manifest, status="failed", warnings=(*manifest.warnings, reason))
@@ -137,7 +137,7 @@ def execute(run: RunInput) -> RunManifest:
         except OSError as again:
             remove_strays(run.artifacts.root)
             raise ProfilingError(f"{reason}, nor could that be written down; make room, then start again") from again
-        raise ProfilingError(f"{reason}; make room, then go on with run.resume={run.artifacts.root}") from error
+        raise ProfilingError(f"{reason}; make room, then continue with run.resume={run.artifacts.root}") from error
     finally:
         run.console.close()
     planned = {step.name for step in run.plan.stages}
@@ -244,7 +244,7 @@ def _tell_so_far(run: RunInput) -> float | None:
         run.console.say(f"no first verdict: {type(told).__name__}: {told}")
         return None
     after_s = round((datetime.now(UTC) - run.begun).total_seconds(), 1)
-    run.console.show([Text(f"first verdict, after {after_s:.0f} s; the other stages go on:"), *told])
+    run.console.show([Text(f"first verdict, after {after_s:.0f} s; the other stages continue:"), *told])
     return after_s
 
 

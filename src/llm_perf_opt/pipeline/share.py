@@ -1,6 +1,6 @@
 """A copy of a run for others: without secrets, names of people and machines, captures and model outputs.
 
-Reports are rendered anew from the redacted files, and `shared.json` lists what was removed.
+Reports are rendered again from the redacted files, and `shared.json` lists what was removed.
 """
 
 import re

@@ -126,7 +126,7 @@ def _read_document(run_dir: Path) -> SyncDocument | None:
         return None
     except (OSError, msgspec.DecodeError, ValueError) as error:
         raise ManifestError(
-            f"{run_dir / SYNC_FILE}: cannot be read ({error}); remove it to send the run anew"
+            f"{run_dir / SYNC_FILE}: cannot be read ({error}); remove it to send the run again"
         ) from error
 
 

@@ -170,7 +170,7 @@ def _models(rows: Sequence[Row], width: int) -> list[str]:
 
 
 def _parts(total: int, beside: Mapping[str, int]) -> str:
-    """How many parameters are the text model's and how many those of the parts beside it."""
+    """How many parameters are the text model's and how many those of the parts alongside it."""
     if not beside:
         return ""
     parts = {"text": total - sum(beside.values()), **beside}

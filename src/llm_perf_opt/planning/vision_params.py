@@ -1,4 +1,4 @@
-"""What a wrapper holds beside its text model: the parameters of its vision and audio parts, counted on the meta device.
+"""Count the parameters of the vision and audio parts of a wrapper on the meta device.
 
 transformers builds the whole model without memory; what lies outside its decoder is counted. That takes seconds and
 needs torch, so it is done only for a configuration that names such a part.

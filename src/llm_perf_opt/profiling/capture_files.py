@@ -1,4 +1,4 @@
-"""Writes what was found in a capture: analysis.json and the tables beside it."""
+"""Writes what was found in a capture: analysis.json and the tables alongside it."""
 
 import csv
 import shutil

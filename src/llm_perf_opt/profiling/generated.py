@@ -1,4 +1,4 @@
-"""The kernels torch.compile wrote for a run: their source, kept beside the results and opened from a kernel's row."""
+"""The kernels torch.compile wrote for a run: their source, kept with the results and opened from a kernel's row."""
 
 import itertools
 import re

@@ -20,7 +20,7 @@ from llm_perf_opt.diagnosis.host.stacks import Frame, Stack
 from llm_perf_opt.profiling.injection import inject_path
 
 VARIABLE = "LLM_PERF_OBSERVE"
-# A look beside a sampler that reads from outside, and where there is no such sampler.
+# A look alongside a sampler that reads from outside, and where there is no such sampler.
 RATE_HZ, ALONE_RATE_HZ = 20, 100
 GROWN_KEPT, LONGEST_REASON = 5, 200
 # Of an expression's time at a line: from this part on it stands for the line.

@@ -158,7 +158,7 @@ class TraceFiles:
 def write_trace_files(
     trace: Path, *, by_shape: bool, pass_note: str, phases: Mapping[str, tuple[str, ...]] | None = None
 ) -> TraceFiles:
-    """Beside the trace: operators.csv and .md, kernels.csv, analysis.json with the tree of modules, timeline.json."""
+    """Write operators.csv and .md, kernels.csv, analysis.json (with modules) and timeline.json next to the trace."""
     # numpy is imported only when a stage has run.
     from llm_perf_opt.capture.memory import memory_counters
     from llm_perf_opt.capture.operators import ProfiledOperators, module_shares, module_tree

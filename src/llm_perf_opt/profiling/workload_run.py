@@ -1,4 +1,4 @@
-"""Runs the workload of a run for a stage that looks at it from beside, around or inside, and says when its phases were.
+"""Run the workload for a stage that observes it from outside or inside, and record when its phases ran.
 
 Our own model or the program of `workload.command`, without a profiler of ours. The moments are on the clock of
 `time.monotonic_ns()`, so that what a stage samples meanwhile can be laid over them.

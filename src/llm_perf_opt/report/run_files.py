@@ -80,7 +80,7 @@ class OperatorRow:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierRun:
-    """A run of the same model, inputs and machine that lies beside this one."""
+    """A run of the same model, inputs and machine that lies alongside this one."""
 
     run_id: str
     created_at: str

@@ -34,7 +34,7 @@ def view_run(run_dir: Path) -> ReportView:
 
 
 def write_reports(run_dir: Path) -> list[Path]:
-    """Write the reports beside the manifest; returns their paths, the main one first."""
+    """Write the reports alongside the manifest; returns their paths, the main one first."""
     return write_view(run_dir)[1]
 
 

@@ -220,7 +220,7 @@ class Job:
         return kept | {own: pct for own in mine for name, pct in busy.items() if name == own or _is_uuid(own, name)}
 
     def _runs_something(self) -> bool:
-        """Whether any stage will run anew."""
+        """Whether any stage will run again."""
         if self.previous is None:
             return True
         steps = [step for step in self.plan.stages if step.skip is None]
@@ -238,7 +238,7 @@ class Job:
             raise ProfilingError(text) from error
 
     def _tell_interrupted(self) -> None:
-        """Where the report of what was measured is, and how to go on; nothing where the run had not begun."""
+        """Where the report of what was measured is, and how to continue; nothing where the run had not begun."""
         root = self.artifacts.root
         if not (root / MANIFEST_FILE).exists():
             return
@@ -249,7 +249,7 @@ class Job:
             self.console.say(f"{NO_REPORTS} ({why}); `llm-perf report {root}` writes them")
         else:
             self.console.say(f"report of what was measured: {reports[0]}")
-        self.console.say(f"to go on: llm-perf profile {shlex.quote(f'run.resume={root}')}")
+        self.console.say(f"to continue: llm-perf profile {shlex.quote(f'run.resume={root}')}")
 
     def _send(self, manifest: RunManifest, place: SyncDocument) -> None:
         root = self.artifacts.root

@@ -125,7 +125,7 @@ def running_server(
 
 
 def with_program(section: ServerSection, environ: Mapping[str, str]) -> ServerSection:
-    """With a program that is there: on the PATH, or beside the Python we run in; refused before anything is written."""
+    """Resolve the server's program on the PATH or next to our Python; refuse it before anything is written."""
     if section.url is not None:
         return section
     name, *others = section.command

@@ -42,7 +42,8 @@ class LoadRun:
 
     `duration_s` counts from the end of the ramp-up to `ended_s` after the start. `client_cpu_s` is the CPU time of the
     busiest of `processes` client processes, `lag` how late their event loops were. `begun_s` is the start of the load
-    on the monotonic clock, which all processes of a machine share. `cut_short` is why a search did not go on with it.
+    on the monotonic clock, which all processes of a machine share. `cut_short` is why a search did not continue with
+    it.
     """
 
     level: LoadLevel

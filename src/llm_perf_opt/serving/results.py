@@ -72,7 +72,7 @@ class LevelResult:
     `mean_concurrency` is the mean number of requests under way. `client_busy` is the share of the time in which the
     busiest of `client_processes` computed, `client_lag_*` how late its event loop was, `send_late_*` how long after
     their scheduled time requests were sent. `begun_s` is the start of the load on the monotonic clock of the client's
-    machine, which a server there shares. `cut_short` is why a search did not go on with it.
+    machine, which a server there shares. `cut_short` is why a search did not continue with it.
     """
 
     label: str

@@ -1,4 +1,4 @@
-"""Samples power, energy, clocks, temperature and memory of GPUs through NVIDIA's own bindings, beside the workload.
+"""Samples power, energy, clocks, temperature and memory of GPUs through NVIDIA's own bindings, alongside the workload.
 
 nvidia-ml-py speaks to the driver's library (NVML), which is part of every driver; asking it takes microseconds and
 needs neither CUDA nor a process. This is the only module that asks it, and it imports the bindings when it is used.
@@ -196,7 +196,7 @@ def gpu_index(device: str, environ: Mapping[str, str]) -> int | str | None:
 
 
 def gpus_of_run(ctx: StageContext, environ: Mapping[str, str]) -> tuple[int | str, ...]:
-    """The GPUs to sample beside a run's workload; none on a machine without."""
+    """The GPUs to sample alongside a run's workload; none on a machine without."""
     if not ctx.host.gpus:
         return ()
     if ctx.config.workload.command is None:

@@ -174,7 +174,7 @@ def run_quick(argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float =
 
 
 class Worker:
-    """A program of our own that works while we go on: bytes in, results in a file. It does not outlive us."""
+    """A program of our own that works while we continue: bytes in, results in a file. It does not outlive us."""
 
     def __init__(
         self, argv: Sequence[str], *, env: Mapping[str, str], output: BinaryIO, inherited: Sequence[int]
@@ -212,7 +212,7 @@ class Worker:
 
 
 class Service:
-    """A program that runs while we go on, such as a server: output in a log, its whole tree ended when we are done."""
+    """A program that runs in the background, such as a server: output in a log, its whole tree ended at the end."""
 
     def __init__(
         self,

@@ -320,7 +320,7 @@ def _blocks_with(
     data, over = bytearray(), list[tuple[int, int]]()
     while block := source.read(BLOCK_BYTES):
         data += block
-        # What may go on in the next block is looked at with it.
+        # What may continue in the next block is looked at with it.
         cut = max(0, len(data) - max(longest, OVERLAP_BYTES) + 1)
         if not cut:
             continue

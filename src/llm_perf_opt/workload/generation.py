@@ -234,7 +234,7 @@ class Generation:
 
     @property
     def steps(self) -> int:
-        """Forwards after prefill: a batch goes on until its last sequence has ended."""
+        """Forwards after prefill: a batch continues until its last sequence has ended."""
         return len(self.itl_ms)
 
 

@@ -1,4 +1,4 @@
-"""Writes metrics.json and samples.jsonl while a run goes on: one that is killed keeps what it measured."""
+"""Writes metrics.json and samples.jsonl while a run continues: one that is killed keeps what it measured."""
 
 import time
 from collections.abc import Mapping, Sequence

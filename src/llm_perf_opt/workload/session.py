@@ -107,7 +107,7 @@ class Session:
         return Generator(self.model, clock=self.clock, ranges=ranges or self.ranges, ignore_eos=ignore)
 
     def picker(self, sample: Sample, inputs: Any) -> Picker:
-        """A picker for one sample: the same tokens whatever ran before it, or beside it in a batch."""
+        """A picker for one sample: the same tokens whatever ran before it, or alongside it in a batch."""
         if sample.batch:
             return BatchPicker([self._picker(member, None) for member in sample.batch])
         return self._picker(sample, inputs)
@@ -131,7 +131,7 @@ def check_workload(config: AppConfig, out_dir: Path) -> Workload:
     problems = adapter.check(config.model)
     if problems:
         raise ConfigError(problems)
-    # Scratch lies beside the stage's directory, because that one is for people to look at.
+    # Scratch lies alongside the stage's directory, because that one is for people to look at.
     scratch_dir = out_dir.parent / "tmp" / out_dir.name
     vocabulary = vocabulary_of(adapter.geometry(config.model)) if adapter.data_kind == TOKENS else None
     samples = list_samples(config.dataset, data_kind=adapter.data_kind, vocabulary=vocabulary, scratch_dir=scratch_dir)
@@ -422,7 +422,7 @@ def warm_up(session: Session, *, rounds: int, synthetic: bool, ranges: RangeEmit
         used.push(WARMUP)
         try:
             # To the full token budget: on an H200 the first sample's steps beyond a shorter warm-up took four times as
-            # long as in later samples, since something is planned anew for every sequence length met first.
+            # long as in later samples, since something is planned again for every sequence length met first.
             generate(session, generator, sample, inputs)
         finally:
             used.pop()

@@ -54,7 +54,7 @@ class WorkloadWatcher:
         """A range has closed."""
 
     def failed(self, error: BaseException) -> None:
-        """Loading failed, or a sample; nothing has been given back yet. The run may go on with other samples."""
+        """Loading failed, or a sample; nothing has been given back yet. The run may continue with other samples."""
 
     def close(self) -> None:
         """The workload is done, well or not. Called once, last."""

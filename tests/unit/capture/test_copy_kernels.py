@@ -90,7 +90,7 @@ def test_every_rule_names_a_kind_there_is() -> None:
 
 
 def test_a_cat_that_appends_to_a_growing_tensor_keeps_only_what_is_new(tmp_path: Path) -> None:
-    """Three tokens appended to 7, 8 and 9; a `cat` of equal halves beside them."""
+    """Three tokens appended to 7, 8 and 9; a `cat` of equal halves alongside them."""
     events = []
     dims = [[[[1, 8, n, 64], [1, 8, 1, 64]], []] for n in (7, 8, 9)] + [[[[1, 8, 64], [1, 8, 64]], []]]
     for i, shapes in enumerate(dims):

@@ -30,7 +30,7 @@ def _read(export: Export, tmp_path: Path) -> tuple[CriticalPath, ...]:
 
 
 def test_a_host_that_launches_too_late_is_the_path(tmp_path: Path) -> None:
-    """Two kernels of 10 wait for launches at 20 and 60; a wait returns 5 after the second ends; the host goes on."""
+    """Two kernels of 10 wait for launches at 20 and 60; a wait returns 5 after the second ends; the host continues."""
     export = Export()
     export.range("step", 0, 100)
     export.call(20, 25, 1)

@@ -35,7 +35,7 @@ HEAD = "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),S
 def test_published_summaries_have_their_known_totals(name: str, rows: int, launches: int, total_ms: float) -> None:
     shared = shared_fixtures()
     if shared is None:
-        pytest.skip("the published captures are not beside this checkout")
+        pytest.skip("the published captures are not alongside this checkout")
     found = read_kernel_summary(shared / "rtx5090" / f"nsys_kern_sum.{name}.csv")
     assert (len(found), sum(r.instances for r in found)) == (rows, launches)
     digits = len(str(total_ms).split(".")[1])
@@ -46,7 +46,7 @@ def test_published_summaries_have_their_known_totals(name: str, rows: int, launc
 def test_every_published_summary_is_read_to_the_last_column(name: str) -> None:
     shared = shared_fixtures()
     if shared is None:
-        pytest.skip("the published captures are not beside this checkout")
+        pytest.skip("the published captures are not alongside this checkout")
     rows = read_kernel_summary(shared / "rtx5090" / f"nsys_kern_sum.{name}.csv")
     kernels = to_kernel_rows(rows, source=name)
     for row, kernel in zip(sorted(rows, key=lambda r: (-r.total_ns, r.name)), kernels, strict=True):
@@ -111,7 +111,9 @@ ROW = SummaryRow(
 MICRO = HEAD.replace("(ns)", "(us)") + '\n100.0,3.000,2,1.500,1.500,1.000,2.000,0.707,"k<1, 2>"\n'
 API = HEAD.replace("Instances", "Num Calls") + "\n1,2,3,4,5,6,7,8,cudaFree\n"
 SAID = "Processing [a.sqlite] with [x.py]... \n"
-BESIDE = ("beside the kernel summary it holds a summary of host calls (cuda_api_sum or osrt_sum), which were not read",)
+BESIDE = (
+    "next to the kernel summary it holds a summary of host calls (cuda_api_sum or osrt_sum), which were not read",
+)
 OBJECT = (
     '{"Time (%)": 100.0, "Total Time (ns)": 3000, "Instances": 2, "Avg (ns)": 1500.0, "Med (ns)": 1500.0, '
     '"Min (ns)": 1000, "Max (ns)": 2000, "StdDev (ns)": 707.0, "Name": "k<1, 2>"}'

@@ -72,7 +72,7 @@ def test_decode_on_the_h200_is_found_launch_bound(analysis: CaptureAnalysis) -> 
     assert (decode.last.gpu_busy_ns, decode.last.wall_ns) == (15_602_626, pytest.approx(189.45e6, rel=1e-4))
 
 
-# Twice: a prefill of 12 kernels, then 10 steps, each a graph of the same 12 and one kernel beside it.
+# Twice: a prefill of 12 kernels, then 10 steps, each a graph of the same 12 and one kernel alongside it.
 def test_kernels_of_a_cuda_graph_count_where_its_nodes_were_traced(tmp_path: Path) -> None:
     found = analyze_timelines([read_nsys_sqlite(h200_export(tmp_path, "graphs_node"))])
     rows = {r.name: (r.instances, r.kernel_count, r.gpu_busy_ns) for r in found.ranges}

@@ -54,7 +54,7 @@ def _analyze(files: Sequence[Path]) -> RanksAnalysis:
 
 
 def test_communication_is_overlapped_exposed_or_beside_copies(tmp_path: Path) -> None:
-    """Communication runs from 100 to 200: 30 beside a kernel, 20 beside a copy, 50 alone."""
+    """Communication runs from 100 to 200: 30 alongside a kernel, 20 alongside a copy, 50 alone."""
     kernels = [("gemm", 50, 80), (ALL_REDUCE, 100, 100), ("Memcpy HtoD", 150, 20), ("gemm", 210, 40)]
     (row,) = _analyze([_rank(tmp_path / "t.json", 0, kernels)]).rows
     time = row.time
@@ -129,14 +129,14 @@ def test_a_collective_many_times_as_long_as_its_like_is_an_outlier(tmp_path: Pat
 
 
 def test_collectives_of_unknown_sizes_may_differ(tmp_path: Path) -> None:
-    """Gradient buckets beside the all-reduce of a loss: a thousand times as long, and none is an outlier."""
+    """Gradient buckets alongside the all-reduce of a loss: a thousand times as long, and none is an outlier."""
     kernels = [(ALL_REDUCE, 10_000 * i, 9_000 if i % 8 == 0 else 9) for i in range(1, 41)]
     (row,) = _analyze([_rank(tmp_path / "t.json", 0, kernels)]).collectives
     assert (row.max_ns, row.outliers, row.outliers_ns) == (9_000_000, 0, 0)
 
 
 def _gathers(path: Path, rank: int, longest_us: int) -> Path:
-    """Three all-gathers of 64 MB for two ranks in the layers, and a longer one in the head; a kernel beside its end."""
+    """Three all-gathers of 64 MB for two ranks in the layers; the head has a longer one whose end overlaps a kernel."""
     said = {
         "Collective name": "all_gather",
         "In msg nelems": 16_777_216,

@@ -217,8 +217,8 @@ def test_a_real_torch_trace_without_ranges_has_a_window_but_no_phases() -> None:
         ({"launches": (1,)}, "launches: 1 is none of 1"),
         ({"shapes": (0,)}, "shapes: 0 is none of 0"),
         ({"operators": (-2,)}, "names: -2 is none of 1"),
-        ({"sizes": (1, 2)}, "columns beside 1 kernels"),
-        ({"call_kinds": (0, 0)}, "2 call_kinds beside 1 calls"),
+        ({"sizes": (1, 2)}, "columns alongside 1 kernels"),
+        ({"call_kinds": (0, 0)}, "2 call_kinds alongside 1 calls"),
         ({"call_kinds": (2**63,)}, "call_kinds: 9223372036854775808 is none of 4"),
     ],
 )

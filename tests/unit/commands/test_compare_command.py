@@ -582,7 +582,7 @@ def test_an_interrupted_comparison_compares_its_whole_pairs_and_can_be_resumed(
     said = capsys.readouterr().err.splitlines()[-2:]
     out = tmp_path / "out"
     assert said == [
-        f"interrupted: all processes were ended; go on: llm-perf compare --resume {out}",
+        f"interrupted: all processes were ended; continue: llm-perf compare --resume {out}",
         f"finished so far: 1 pair; compare them: llm-perf compare --pairs {out / 'base'} {out / 'candidate'}",
     ]
     # Both commands work as they are printed.

@@ -1,4 +1,4 @@
-"""Verdicts that fit the program and its capture: one small capture per lesson, beside those of test_gaps."""
+"""Verdicts that fit the program and its capture: one small capture per lesson, alongside those of test_gaps."""
 
 import json
 import sqlite3

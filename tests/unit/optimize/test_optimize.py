@@ -121,7 +121,7 @@ def test_guards_ask_for_the_loop_the_format_and_what_is_set_already() -> None:
     assert "it is set already" in {r.remedy.id: r.why for r in plan_of(launch_bound(), done).refused}["reduce_overhead"]
     mine = Remedy(id="mine", title="mine", sets={"model.dtype": "float16"}, is_lossy=True)
     kept = plan_of(launch_bound(), situation(lossless=True), [mine])
-    assert {r.remedy.id: r.why for r in kept.refused}["mine"] == "only remedies without loss were asked for"
+    assert {r.remedy.id: r.why for r in kept.refused}["mine"] == "only fixes without loss were asked for"
 
 
 def test_what_the_user_gives_is_tried_first_though_no_rule_promises_anything() -> None:
@@ -145,7 +145,7 @@ def test_bounds_of_a_whole_request_count_prefill_and_every_step_and_a_batch_mult
 
 def test_the_bound_of_a_gpu_is_a_time_and_that_of_a_cpu_a_factor() -> None:
     promised = PredictedBound(gain=5.0, least=2.0, rules=("launch_bound",), parts=(), how="")
-    # The host was busier beside the experiment: 16 ms instead of 10, and still 2 ms of kernels.
+    # The host was busier alongside the experiment: 16 ms instead of 10, and still 2 ms of kernels.
     assert scaled_bound(promised, profiled=10.0, measured=16.0, is_cpu=False) == 8.0
     assert scaled_bound(promised, profiled=10.0, measured=16.0, is_cpu=True) == 5.0
 
@@ -495,8 +495,8 @@ def test_the_way_from_start_to_best_goes_through_what_each_was_measured_beside()
         for left_out in (0, 9)
     }
     assert why == {
-        0: "Nothing was tried: no finding names a remedy.",
-        9: "Nothing was tried: each of 9 remedies has its reason below.",
+        0: "Nothing was tried: no finding names a fix.",
+        9: "Nothing was tried: each of 9 fixes has its reason below.",
     }
 
 

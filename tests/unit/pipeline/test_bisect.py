@@ -252,7 +252,7 @@ def test_an_interrupted_search_goes_on_where_it_stopped(
     given = ["bisect", "good", "HEAD", "--no-neighbours", "-o", str(out), "--", "python", "prog.py"]
     assert main(given) == 130
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said == f"interrupted: all processes were ended; go on: llm-perf bisect --resume {out}"
+    assert said == f"interrupted: all processes were ended; continue: llm-perf bisect --resume {out}"
     assert git(repo, "worktree", "list").count("\n") == 1
     # HEAD may move meanwhile.
     git(repo, "commit", "-q", "--allow-empty", "-m", "later")

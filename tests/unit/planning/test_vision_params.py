@@ -1,4 +1,4 @@
-"""What a wrapper holds beside its text model, against the model transformers builds of the same configuration."""
+"""What a wrapper holds alongside its text model, against the model transformers builds of the same configuration."""
 
 import json
 import re

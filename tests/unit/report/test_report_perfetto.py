@@ -34,7 +34,7 @@ def events(run: Path) -> list[dict[str, Any]]:
 
 
 def two_tools(run: Path, **clocks: Any) -> list[dict[str, Any]]:
-    """nsys and torch, whose prefills start at other times of their windows, and samples of the driver beside torch."""
+    """nsys and torch, whose prefills start at other times of their windows, and driver samples of torch's pass."""
     memory = {"GPU": [[12_000, 5_000_000]]}
     samples = [{"at_ns": 5_000, "power_w": 300.5}, {"at_ns": 7_000, "power_w": None, "sm_clock_mhz": 1980}]
     document = {"device": "NVIDIA H200", "interval_ms": 100, "samples": samples, **clocks}

@@ -108,7 +108,7 @@ def test_a_program_faster_than_the_model_it_is_said_to_run_is_told_so() -> None:
 
 
 def test_a_bound_the_run_itself_beat_is_none() -> None:
-    """A CPU's rates are measured beside the run, on a machine that may be busy at that moment."""
+    """A CPU's rates are measured alongside the run, on a machine that may be busy at that moment."""
     assert unbeaten(ms(2.0), ms(3.0)) == ms(2.0)
     beaten = unbeaten(ms(9.0), ms(3.0))
     assert isinstance(beaten, Unknown)

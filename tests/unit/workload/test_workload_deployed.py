@@ -245,7 +245,7 @@ def test_projections_called_in_another_order_or_with_another_input_are_their_own
 
 @pytest.mark.long
 def test_the_code_a_remedy_gives_to_paste_runs() -> None:
-    """That of remedies which need neither a GPU nor another package; a compiled step is made here, not run."""
+    """That of fixes which need neither a GPU nor another package; a compiled step is made here, not run."""
     threads = torch.get_num_threads()
     ran = []
     for remedy in load_experiments().values():

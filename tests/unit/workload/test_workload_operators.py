@@ -215,7 +215,7 @@ def test_the_tables_of_a_trace_leave_unrecorded_columns_empty(tmp_path: Path) ->
 def test_every_kernel_of_a_real_gpu_trace_is_attributed() -> None:
     folder = shared_fixtures()
     if folder is None:
-        pytest.skip("the real captures are not beside the checkout")
+        pytest.skip("the real captures are not alongside the checkout")
     trace = read_torch_trace(folder / "h200" / "llama.trace.json.gz", detailed=True)
     rows = tables(trace).rows(by_shape=False)
     work = (trace.timeline.kernels, trace.timeline.copies)

@@ -20,7 +20,7 @@ COPY = "copy"
 
 @dataclass(frozen=True, kw_only=True)
 class CopyRule:
-    """One rule of the table beside this file; a missing pattern fits everything."""
+    """One rule of the table alongside this file; a missing pattern fits everything."""
 
     kind: str
     pattern: re.Pattern[str] | None

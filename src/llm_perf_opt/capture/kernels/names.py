@@ -1,4 +1,4 @@
-"""A kernel's own identity, read from its name: a short name for people, and its class by the rules beside this file.
+"""A kernel's own identity, read from its name: a short name for people, and its class by the rules alongside this file.
 
 A C++ kernel's name carries its template arguments and its parameters, and the words in those say what it was given, not
 what it does. So the class is decided by the function's own qualified name. Only where that is a wrapper that runs

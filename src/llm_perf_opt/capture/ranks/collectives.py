@@ -66,7 +66,7 @@ _OF_THE_GROUP = frozenset({ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, B
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveArgs:
-    """What torch wrote beside a collective's kernel; None where it did not."""
+    """What torch wrote alongside a collective's kernel; None where it did not."""
 
     name: str | None = None
     in_elements: int | None = None
@@ -85,7 +85,7 @@ class RecordedArgs:
 
 
 def recorded_args(timeline: Timeline, detail: TraceDetail) -> RecordedArgs:
-    """What a detailed reading kept beside a kernel; where it kept nothing, the tensors of the operator around it."""
+    """What a detailed reading kept alongside a kernel; where it kept nothing, the tensors of the operator around it."""
     code = detail.kernel_extra.astype(np.int64)
     used = {int(c) for c in distinct(code) if c >= 0}
     args = [_args(e) if i in used else CollectiveArgs() for i, e in enumerate(detail.extras)]

@@ -3,7 +3,7 @@
 Two measures of overlap are given. HolisticTraceAnalysis divides the communication time during which a computation
 kernel ran by the communication time. That says nothing of what the communication costs: a rank that communicates little
 but never overlaps looks as bad as one that does nothing else. Ours is the exposed time: communication while neither a
-kernel nor a copy ran beside it, as a share of the time from the rank's first GPU work to its last.
+kernel nor a copy ran alongside it, as a share of the time from the rank's first GPU work to its last.
 """
 
 from collections.abc import Iterator
@@ -21,8 +21,8 @@ class Split:
 
     Busy is a kernel or a graph that runs, and idle the rest, as everywhere in an analysis; a copy does not make a GPU
     busy here, while HolisticTraceAnalysis counts it as work that is no computation. `communication_ns` is
-    `overlapped_ns` (a computation kernel ran meanwhile), `exposed_ns` (nothing did) and what ran beside copies alone.
-    `hta_*` are shares as HolisticTraceAnalysis defines them; `exposed_pct` is of `span_ns`.
+    `overlapped_ns` (a computation kernel ran meanwhile), `exposed_ns` (nothing did) and what ran alongside copies
+    alone. `hta_*` are shares as HolisticTraceAnalysis defines them; `exposed_pct` is of `span_ns`.
     """
 
     kernel_count: int

@@ -70,19 +70,19 @@ def capture_files(path: Path) -> tuple[Path, ...]:
 
 
 def _timelines_in(folder: Path) -> tuple[tuple[Path, ...], list[str]]:
-    """Captures with times of day, of a report and its export the export; and the names of other JSON beside them."""
+    """Captures with times of day, of a report and its export the export; and the names of other JSON alongside them."""
     endings = (*(ending for ending, kind in _BY_ENDING.items() if kind == NSYS), ".db", ".json", ".json.gz")
     files = sorted(p for p in folder.iterdir() if p.is_file() and p.name.lower().endswith(endings))
     exported = {p.with_suffix("") for p in files if p.suffix == ".sqlite"}
     files = [p for p in files if p.suffix not in (".nsys-rep", ".qdrep") or p.with_suffix("") not in exported]
     others = {p for p in files if p.name.lower().endswith((".json", ".json.gz")) and not _may_be_trace(p)}
-    # A merge stands beside what it was made from.
+    # A merge stands alongside what it was made from.
     others |= {p for p in files if p.name.startswith(MERGED)} if len(files) > 1 else set()
     return tuple(p for p in files if p not in others), sorted(p.name for p in others)
 
 
 def _may_be_trace(path: Path) -> bool:
-    """Whether a file of JSON begins as traces do: others lie beside them, such as the settings of a server."""
+    """Whether a file of JSON begins as traces do: others lie alongside them, such as the settings of a server."""
     text = decode_text(_unpacked(_head(path)))
     return '"traceEvents"' in text or '"ph"' in text or looks_like_stats(text) or bool(_LOAD_RESULTS.search(text))
 

@@ -116,7 +116,7 @@ class NsysDatabase:
             yield from self._fetched(table, columns, left_after)
 
     def _from_pages(self, table: str, columns: Sequence[str]) -> Generator[Rows, None, int | None]:
-        """As many rows as the pages plainly hold; returns the id after which SQLite has to go on, None for nowhere."""
+        """Read the rows the pages plainly hold; return the id after which SQLite continues, None where it need not."""
         after, places = BEFORE_ALL, self._places(table, columns)
         if self._pages is None or places is None:
             return after

@@ -1,4 +1,4 @@
-"""What nsys says while it imports and exports reports: why it failed, and errors it goes on after."""
+"""What nsys says while it imports and exports reports: why it failed, and errors it continues after."""
 
 import re
 

@@ -156,7 +156,7 @@ def parse_stats(text: str, *, source: str) -> KernelSummary:
     is_json = _first_character(text) in ("[", "{")
     tables = list(_json_tables(text, source) if is_json else _csv_tables(text, source))
     found = [table for table in tables if table.has_kernels]
-    # A summary of all GPU work says the same of kernels as the one beside it.
+    # A summary of all GPU work says the same of kernels as the one alongside it.
     found = [table for table in found if "Category" not in table.columns] or found
     if not found:
         raise ParseError(f"{source}: {_what_instead(tables)}; {MAKE_ONE}")
@@ -173,7 +173,7 @@ def parse_stats(text: str, *, source: str) -> KernelSummary:
         notes.append(f"its times are printed in {unit}, rounded to four decimals; with --timeunit nsec they are exact")
     others = sorted({other.report for other in tables if not other.has_kernels})
     if others:
-        notes.append(f"beside the kernel summary it holds {', '.join(others)}, which were not read")
+        notes.append(f"next to the kernel summary it holds {', '.join(others)}, which were not read")
     return KernelSummary(rows=tuple(row for row in rows if row is not None), notes=tuple(notes))
 
 

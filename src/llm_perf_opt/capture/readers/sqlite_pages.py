@@ -106,7 +106,7 @@ class PageReader:
     """Reads tables of a database file that nobody writes to meanwhile."""
 
     def __init__(self, file: RawIOBase) -> None:
-        """Raises NotPlain where changes may lie in a file beside it."""
+        """Raises NotPlain where changes may lie in a file alongside it."""
         file.seek(0)
         head = file.read(100) or b""
         if head[18:20] != b"\1\1":
@@ -292,7 +292,7 @@ class PageReader:
         at = size_bytes + id_bytes
         kind = _kind_of(size_bytes, id_bytes, data[at : at + 2 + max(columns)], tuple(columns))
         if size_bytes > 1 and kind.values_end - at > (self._usable - 12) * 32 // 255 - 23:
-            raise NotPlain("a row that goes on elsewhere")
+            raise NotPlain("a row that continues elsewhere")
         return kind
 
 

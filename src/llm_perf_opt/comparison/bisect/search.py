@@ -123,7 +123,7 @@ class BisectSearch:
     values: dict[int, list[float]] = field(default_factory=dict)
     own: list[float] = field(default_factory=list)
     skipped: set[int] = field(default_factory=set)
-    # Of the comparison that is going on: its point, and its pairs so far.
+    # Of the comparison that is continuing: its point, and its pairs so far.
     _point: int | None = None
     _new: list[float] = field(default_factory=list)
     _spread: float = 0.0
@@ -181,7 +181,7 @@ class BisectSearch:
         return max(1, sum(len(values) - 1 for values in groups if values))
 
     def _measure_spread(self) -> None:
-        """Spread and means anew, by one step of Huber's estimator from the median of each point."""
+        """Spread and means again, by one step of Huber's estimator from the median of each point."""
         groups = [(values, median(values)) for values in (self.own, *self.values.values()) if values]
         residuals = [value - middle for values, middle in groups for value in values]
         bound = CLIPPED * median([abs(one) for one in residuals]) / MAD

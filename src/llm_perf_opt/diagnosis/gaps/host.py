@@ -184,7 +184,7 @@ class HostRecord:
         return bool((threads[inside] == thread).any())
 
     def is_only_inside(self, activity: HostActivity, start: int, end: int, thread: int) -> bool:
-        """Whether all that is known of a time is a range around it, which goes on when the time is over."""
+        """Whether all that is known of a time is a range around it, which continues when the time is over."""
         if activity.kind != RANGE or activity.cost != "host_work":
             return False
         around = self._covering(RANGE, start, end, thread, own=True, share=1.0)

@@ -218,7 +218,7 @@ def _one_time(gaps: Sequence[Gap], around: "_Neighbours", one: IdleMap) -> list[
 
 
 def _setup_end(gaps: Sequence[Gap], one: IdleMap, startup: Intervals) -> int | None:
-    """The end of the start-up after which there is little more of it, in gaps and beside kernels (autotuning)."""
+    """The end of the start-up after which there is little more of it, in gaps and alongside kernels (autotuning)."""
     begin_ns, end_ns = one.span
     known = [(begin_ns + gap.start_ns, begin_ns + gap.start_ns + gap.length_ns) for gap in gaps]
     known += list(zip(startup.start.tolist(), startup.end.tolist(), strict=True))
@@ -283,7 +283,7 @@ def _look_into(
 ) -> list[_Looked]:
     split = one.split(gaps.start, gaps.end)
     calls = timeline.calls
-    # What is asked for is a part of a gap, beside the waiting in it.
+    # What is asked for is a part of a gap, alongside the waiting in it.
     record = HostRecord(timeline, one.long_from_ns // 2)
     starts = _StartUps(timeline, one, startup, own_threads)
     waits = _WaitsInside(timeline, own_threads)
@@ -295,7 +295,7 @@ def _look_into(
         pieces: list[_Piece] = []
         since, until = start, end
         if call >= 0:
-            # What the host does beside copies, waits, and the start of what it launched is what keeps the GPU idle.
+            # What the host does alongside copies, waits, and the start of what it launched is what keeps the GPU idle.
             since, until = _longest_part(one.long, start, end) if long_ns > 0 else (start, end)
             thread = int(calls.thread[call])
             told = record.during(since, until, thread)

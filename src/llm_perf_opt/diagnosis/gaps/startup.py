@@ -35,7 +35,7 @@ FILLS, FILLS_OUTER = 0.25, 0.5
 TIMED = 2
 # Where steps are marked, a search in so many of them is one for every new shape.
 SEARCHED_STEPS = 3
-# What happens this often, with a share of it in every later quarter of the work, goes on.
+# What happens this often, with a share of it in every later quarter of the work, continues.
 RECURRING, QUARTERS, LEAST_SHARE = 5, 4, 0.5
 # A median is that of so many calls.
 SAMPLE = 10_000

@@ -150,7 +150,7 @@ def is_built(kernel: str | None) -> bool:
 
 
 def is_built_per_shape(kernel: str | None) -> bool:
-    """Whether a kernel is built anew for every new shape, by its name."""
+    """Whether a kernel is built again for every new shape, by its name."""
     return means(kernel, "is_built_per_shape")
 
 

@@ -69,7 +69,7 @@ def rates_of(hardware: HardwareSection) -> Rates | None:
         return None if measured is None else Rates(ceilings=measured, label=MEASURED)
     moved = {name: rate * COMPUTE_REACH.get(name, OTHER_REACH) * 1e12 for name, rate in hardware.peak_tflops.items()}
     if measured is not None:
-        # A format that was not measured is transferred beside those that were.
+        # A format that was not measured is transferred alongside those that were.
         both = Ceilings(
             kind="achievable",
             flops_per_s={**moved, **measured.flops_per_s},

@@ -408,7 +408,7 @@ FAMILIES: dict[str, Callable[[Fields, str], Decoder]] = {
     "stablelm": read_stablelm,
     "step3p5": read_step3,
 }
-# Their code lies beside the weights, so transformers alone cannot build them and nothing here could be compared.
+# Their code lies alongside the weights, so transformers alone cannot build them and nothing here could be compared.
 REMOTE_FAMILIES: dict[str, Callable[[Fields, str], Decoder]] = dict.fromkeys(
     ("baichuan", "internlm", "internlm2", "xverse", "Yi"), read_remote_llama
 )

@@ -160,7 +160,7 @@ def read_minimax_m3(f: Fields, model_type: str) -> Decoder:
 def read_step3(f: Fields, model_type: str) -> Decoder:
     """Step-3.5 and 3.7: windows with more heads in most layers, a gate for each head, experts after the first layers.
 
-    The file's lists may go on for layers that predict further tokens, which are not counted.
+    The file's lists may continue for layers that predict further tokens, which are not counted.
     """
     count = f.integer("num_hidden_layers")
     heads, head_dim = f.integer("num_attention_heads"), f.integer("head_dim", 128)
@@ -255,7 +255,7 @@ def read_mimo_v2(f: Fields, model_type: str) -> Decoder:
 def read_gemma4(f: Fields, model_type: str) -> Decoder:
     """Windows and full layers with heads of another width and number; values of full layers may be made of keys.
 
-    Experts stand beside the dense block of a layer, which is taken for their shared one.
+    Experts stand alongside the dense block of a layer, which is taken for their shared one.
     """
     for key, text in (
         ("hidden_size_per_layer_input", "inputs of each layer"),

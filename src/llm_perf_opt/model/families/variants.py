@@ -227,7 +227,7 @@ def read_glm4_moe_lite(f: Fields, model_type: str) -> Decoder:
 
 
 def read_remote_llama(f: Fields, model_type: str) -> Decoder:
-    """InternLM 2, Baichuan and others whose code lies beside their weights: Llama under other names of fields."""
+    """InternLM 2, Baichuan and others whose code lies alongside their weights: Llama under other names of fields."""
     heads, kv_heads, head_dim = read_heads(f, kv_follows=True)
     bias = f.boolean("bias", False)
     layer = Layer(

@@ -172,7 +172,8 @@ def _bandwidth_gb_s(device: str, kind: Any, wait: Callable[[], None]) -> tuple[f
 def _launch_us(device: str, wait: Callable[[], None], operators_in: Callable[[Any, Callable[[], Any]], int]) -> float:
     """Host time per operator of a stack of small modules, where the device has next to nothing to do.
 
-    In float32, because a CPU prepares every half-precision product anew, which is work and not the cost of starting it.
+    In float32, because a CPU prepares every half-precision product again, which is work and not the cost of starting
+    it.
     """
     import torch
 

@@ -1,7 +1,7 @@
 """The generation of a GPU: what its matrix units multiply, and how much faster than its CUDA cores they are.
 
-A capture names its GPU, or gives its compute capability, or holds kernels built for a generation. The table beside this
-file says what follows from each.
+A capture names its GPU, or gives its compute capability, or holds kernels built for a generation. The table alongside
+this file says what follows from each.
 """
 
 import re

@@ -46,7 +46,7 @@ class Dtypes:
     """Formats of a run: `compute` of activations, norms, embeddings and lm_head; `weight` of the layers' matrices.
 
     `attention` is the format of the projections around attention where a checkpoint keeps them apart (gpt-oss has
-    experts in mxfp4 and the rest in bf16). `activation` is what the layers' products get beside their weights, where
+    experts in mxfp4 and the rest in bf16). `activation` is what the layers' products get alongside their weights, where
     the user says so; otherwise the fastest that kernels in use know.
     """
 

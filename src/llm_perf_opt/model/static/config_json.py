@@ -186,7 +186,7 @@ def read_dense_mlp(f: Fields, *, bias: bool = False) -> DenseMlp:
 
 
 def read_config_json(path: Path) -> dict[str, Any]:
-    """`config.json` of a model's folder, or the file itself, with what ModelOpt wrote about formats beside it."""
+    """`config.json` of a model's folder, or the file itself, with what ModelOpt wrote about formats alongside it."""
     file = path / "config.json" if path.is_dir() else path
     try:
         data = dict(_read_object(file))

@@ -1,6 +1,7 @@
 """`static.json`: every number of a static analysis that a report joins with measurements, and the manifest's headline.
 
-The records below are what is written and what a report reads. Keys without a value are null, with a reason beside them.
+The records below are what is written and what a report reads. Keys without a value are null, with a reason alongside
+them.
 """
 
 from collections.abc import Mapping

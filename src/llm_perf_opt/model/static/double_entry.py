@@ -45,7 +45,7 @@ def byte_explanations(model: Model, phase: Phase, group: str, dtypes: Dtypes) ->
         return
     base, said = work.bytes, ""
     if (dtypes.weight, dtypes.kv) != (dtypes.compute, dtypes.compute):
-        # The image side is not part of what is worked out anew: it is in the compute format already.
+        # The image side is not part of what is worked out again: it is in the compute format already.
         base = _in_one_format(model, phase, dtypes.compute).groups.get(group, work).bytes
         said = (
             f"the count builds the model in {dtypes.compute}; the closed form reads weights in {dtypes.weight} "

@@ -243,7 +243,7 @@ def _cached_core(a: LatentAttention, step: Step, dtypes: Dtypes) -> Work:
     keys = step.past + step.new
     elements = a.heads * (a.qk_dim + a.v_dim)
     up = linear(step.rows, a.kv_rank, a.heads * (a.nope_dim + a.v_dim), dtypes, writes_kv=True)
-    # The shared rotary part is stored once per head beside what the product writes.
+    # The shared rotary part is stored once per head alongside what the product writes.
     rotary = step.rows * a.heads * a.rope_dim * dtypes.kv_bytes
     moved = Work(
         kv_read_bytes=step.batch * _keys_picked(a, step) * elements * dtypes.kv_bytes,

@@ -116,7 +116,7 @@ class DenseMlp:
 class Moe:
     """`top_k` of `experts` blocks a token, and one shared block of `shared_width` (0: none) for every token.
 
-    `is_gated`: three matrices, else two. `router_extra`: weights of the router beside its matrix.
+    `is_gated`: three matrices, else two. `router_extra`: weights of the router alongside its matrix.
     """
 
     experts: int

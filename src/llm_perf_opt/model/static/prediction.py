@@ -102,7 +102,7 @@ Estimator = Callable[[Step], Estimate | None]
 
 @dataclass(frozen=True, kw_only=True)
 class PhasePrediction:
-    """None wherever a ceiling is not known, with the reason beside it.
+    """None wherever a ceiling is not known, with the reason alongside it.
 
     Bounds are those of the fastest way to run latent attention; `modes` has the data sheet's (where there is none, the
     achievable one) of each way, and is empty for other models.

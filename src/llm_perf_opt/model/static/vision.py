@@ -213,7 +213,7 @@ def _sam_attention_elements(sam: SamTower, squares: int, side: int) -> int:
 
 
 def _clip_elements(sam: SamTower, clip: ClipTower, view: View) -> int:
-    """Elements alive in CLIP's widest layer, SAM's features beside it."""
+    """Elements alive in CLIP's widest layer, SAM's features alongside it."""
     patches = feature_side(sam, view.size) ** 2
     attention = 6 * clip.width
     # Residual and norm's output; the inner layer with the two factors of its activation.

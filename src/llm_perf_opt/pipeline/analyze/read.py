@@ -29,7 +29,7 @@ EXPORT_TIMEOUT_S = 1800.0
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzedCaptures:
-    """The analysis, the captures it is of, and what was said while reading. `ncu` stands beside the analysis too.
+    """The analysis, the captures it is of, and what was said while reading. `ncu` stands alongside the analysis too.
 
     `inputs` are the input shapes of the operators of the last trace, where they were recorded.
     """
@@ -143,7 +143,7 @@ def _read_rocpd(files: Sequence[Path]) -> list[RecordedCapture]:
 
 
 def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
-    """Export a report with nsys; without nsys, an export beside it that is not older is used and said."""
+    """Export a report with nsys; without nsys, an export alongside it that is not older is used and said."""
     from llm_perf_opt.capture.readers.nsys_log import import_notes
     from llm_perf_opt.profiling.nsys.scrub import export_problem
     from llm_perf_opt.profiling.vendor.nsys import build_nsys_export_cmd

@@ -187,7 +187,7 @@ class BenchRun:
 def run_bench(config: BenchConfig) -> BenchRun:
     """Run it and write its reports; `problems` of what it returns says what failed.
 
-    An interrupt keeps what was measured and goes on up.
+    An interrupt keeps what was measured and continues up.
     """
     config = replace(config, server=with_program(config.server, os.environ))
     # A file that cannot be read is bad input, not a failed run.

@@ -1,4 +1,4 @@
-"""What a search has measured, a line a pair, so that an interrupted one goes on where it stopped."""
+"""What a search has measured, a line a pair, so that an interrupted one continues where it stopped."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

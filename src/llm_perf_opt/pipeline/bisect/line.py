@@ -44,7 +44,7 @@ class Line(Protocol):
         """Prepare a point and say where it runs; raises PointFails."""
 
     def leave(self, point: int) -> None:
-        """The search goes on elsewhere: what was prepared for this point may go."""
+        """The search continues elsewhere: what was prepared for this point may go."""
 
     def opened(self) -> AbstractContextManager[None]:
         """Remove at the end whatever was prepared."""

@@ -175,7 +175,7 @@ def _moved_in_captures(found: CompareDocument) -> list[MovedPart]:
 
 
 def _worth_listing(parts: Sequence[MovedPart]) -> list[MovedPart]:
-    """The largest changes; those that changed little beside the largest are left out."""
+    """The largest changes; those that changed little alongside the largest are left out."""
     ordered = sorted(parts, key=lambda part: -abs(part.difference_ms))
     least = WORTH_LISTING * abs(ordered[0].difference_ms) if ordered else 0.0
     return [part for part in ordered[:LISTED] if part.difference_ms and abs(part.difference_ms) >= least]

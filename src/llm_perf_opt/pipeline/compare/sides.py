@@ -188,12 +188,12 @@ def device_notes(base: ReadSide, candidate: ReadSide) -> tuple[str, ...]:
 
 
 def known_variation(base: ReadSide, candidate: ReadSide, given: float | None) -> Variations:
-    """Start-to-start variation: as the user states it, else from earlier runs of the same work beside the two."""
+    """Start-to-start variation: as the user states it, else from earlier runs of the same work alongside the two."""
     if given is not None:
         stated = StartVariation(share=given, freedom=GIVEN, source="--start-variation")
         return lambda metric: stated
     groups = [_same_work(side) for side in (base, candidate)]
-    # A run beside both sides is of both groups where they did the same.
+    # A run alongside both sides is of both groups where they did the same.
     unlike = groups[1] if groups[0] != groups[1] else []
     return lambda metric: _pooled([groups[0], unlike], metric)
 

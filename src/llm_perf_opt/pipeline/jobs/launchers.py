@@ -92,7 +92,7 @@ def _launch_on_ray(self: Any, job_overrides: Sequence[Sequence[str]], initial_jo
             try:
                 ray.get(task)
             except ray.exceptions.RayError as error:
-                # Its state is in its directory; the others go on.
+                # Its state is in its directory; the others continue.
                 print(f"job {tasks[task]}: {str(error).strip().splitlines()[0]}", flush=True)
     return []
 

@@ -1,6 +1,6 @@
 """Hydra's own sweeper, with a record: what is to be done is written down first, and done jobs are left alone.
 
-To be imported after Hydra has looked for its plug-ins: it loads the module of the class extended here anew.
+To be imported after Hydra has looked for its plug-ins: it loads the module of the class extended here again.
 """
 
 import os

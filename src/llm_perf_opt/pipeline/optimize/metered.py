@@ -1,4 +1,4 @@
-"""A pass with the GPU's counter of energy read beside it."""
+"""A pass with the GPU's counter of energy read alongside it."""
 
 import time
 
@@ -43,7 +43,7 @@ def metered_pass(
                 break
     joules = [sample.energy_j for sample in sampled.samples if sample.energy_j is not None]
     if len(joules) < 2 or not tokens:
-        raise ToolError(f"the energy of the GPU could not be read beside a pass: {sampled.reason or NO_COUNTER}")
+        raise ToolError(f"the energy of the GPU could not be read alongside a pass: {sampled.reason or NO_COUNTER}")
     each = (joules[-1] - joules[0]) / tokens
     values["joules_per_token"] = [RepeatedValue(sample_id="all", repeat=number, value=each)]
     return values, peak

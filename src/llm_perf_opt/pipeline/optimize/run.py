@@ -196,7 +196,7 @@ class Optimizer:
         return self._tell_profile(document)
 
     def _tell_profile(self, document: OptimizeDocument) -> OptimizeDocument:
-        """The report of the profile shows what was measured beside what it promised."""
+        """The report of the profile shows what was measured alongside what it promised."""
         gains = gains_of_causes(self.rows, self.options.objective)
         if self.profile is None or not gains:
             return document
@@ -300,7 +300,7 @@ class Optimizer:
             side.end()
 
     def _open_beside(self, candidate: TrialSet, other: Side, until: float) -> Side:
-        """Load it beside what it is compared with; where there is no room for both, alone."""
+        """Load it alongside what it is compared with; where there is no room for both, alone."""
         try:
             return self._open(candidate.name, candidate, until=until)
         except OutOfMemory:
@@ -309,7 +309,7 @@ class Optimizer:
                 raise
             self.alone = True
             self.notes.append(
-                f"{candidate.name}: no room beside {', '.join(side.name for side in living)}; from here on "
+                f"{candidate.name}: no room alongside {', '.join(side.name for side in living)}; from here on "
                 "configurations run one after the other, so drift of the machine is in their intervals"
             )
             for side in living:
@@ -383,7 +383,7 @@ class Optimizer:
         return values
 
     def _verify_best(self) -> None:
-        """Where the best was reached in several steps, measure it once more, beside the start itself."""
+        """Where the best was reached in several steps, measure it once more, alongside the start itself."""
         best, start = self.best, self.start
         row = None if best is None else next((r for r in self.rows if r.name == best.name), None)
         if best is None or start is None or row is None:
@@ -391,7 +391,7 @@ class Optimizer:
         if row.against == START:
             self.direct = row.change(self.options.objective)
         elif best.worker is not None and start.worker is not None and self.left_s > self.search.plan.costs.least_s:
-            self.console.say(f"{best.name}: once more, beside the start")
+            self.console.say(f"{best.name}: once more, alongside the start")
             found = self._pairs(start, best, self.deadline).get(self.options.objective)
             self.direct = None if found is None else found.change
 
@@ -467,7 +467,7 @@ class Optimizer:
         )
 
     def _bound_now(self, candidate: TrialSet) -> float | None:
-        """The bound over the start as it was measured beside the experiment."""
+        """The bound over the start as it was measured alongside the experiment."""
         objective = self.options.objective
         if candidate.bound is None or self.start is None:
             return None

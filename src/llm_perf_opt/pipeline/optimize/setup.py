@@ -41,7 +41,7 @@ RUN = "run"
 PROFILE_DIR = "profile"
 CONF_DIR = "conf"
 GROUP = "experiment"
-# One clean repeat is enough to rank findings: what is measured later is measured beside the experiments.
+# One clean repeat is enough to rank findings: what is measured later is measured alongside the experiments.
 PROFILE_WORDS = ("run.repeats=1",)
 
 

@@ -1,4 +1,4 @@
-"""What the guards of remedies ask about this machine and this model, and the plan that follows."""
+"""What the guards of fixes ask about this machine and this model, and the plan that follows."""
 
 import os
 from collections.abc import Mapping, Sequence

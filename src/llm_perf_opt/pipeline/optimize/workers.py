@@ -37,7 +37,7 @@ Tick = Callable[[float, Progress | None], None]
 
 
 class OutOfMemory(CommandFailed):
-    """A worker found no room: beside another one, or at all."""
+    """A worker found no room: alongside another one, or at all."""
 
 
 class OutOfTime(CommandFailed):

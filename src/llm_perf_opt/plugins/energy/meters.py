@@ -1,4 +1,4 @@
-"""What on this machine tells energy or power, sampled beside the workload: NVIDIA's driver, RAPL, AMD's library.
+"""What on this machine tells energy or power, sampled alongside the workload: NVIDIA's driver, RAPL, AMD's library.
 
 A meter that cannot be used says what was looked for and what is in the way, so that "nothing" always has a reason.
 """

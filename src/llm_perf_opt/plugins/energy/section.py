@@ -55,7 +55,7 @@ def energy_section(
     return Section(
         title=title,
         paragraphs=(
-            "Joules of the workload, metered beside it without a profiler. Idle power is what the device drew before "
+            "Joules of the workload, metered while it ran unprofiled. Idle power is what the device drew before "
             "the workload was started; it is in the first columns and taken off in the last two.",
             *document.warnings,
         ),
@@ -165,7 +165,7 @@ def _seconds(points: Sequence[tuple[int, float]], first: int, last: int) -> list
 
 
 def write_counters(out_dir: Path, metered: Sequence[Metered], spans: Sequence[WorkloadSpan]) -> Path:
-    """Power, clock and temperature of every device with the phases beside them, for the Perfetto trace."""
+    """Power, clock and temperature of every device with the phases alongside them, for the Perfetto trace."""
     tracks = []
     for one in metered:
         tracks.append(CounterTrack(name=f"{one.device} power", unit="W", points=tuple(power_points(one.readings))))
@@ -174,7 +174,7 @@ def write_counters(out_dir: Path, metered: Sequence[Metered], spans: Sequence[Wo
         tracks += [CounterTrack(name=f"{one.device} SM clock", unit="MHz", points=clock)] if clock else []
         tracks += [CounterTrack(name=f"{one.device} temperature", unit="°C", points=heat)] if heat else []
     marked = tuple(CounterSpan(name=s.name, start_ns=s.start_ns, end_ns=s.end_ns) for s in spans)
-    document = CounterDocument(title="energy: meters beside a clean pass", tracks=tuple(tracks), spans=marked)
+    document = CounterDocument(title="energy: meters alongside a clean pass", tracks=tuple(tracks), spans=marked)
     path = out_dir / "counters.json"
     path.write_text(json.dumps(asdict(document), allow_nan=False) + "\n", encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""Tensor memory on a CPU: torch.profiler's record of every allocation, and the resident set beside it."""
+"""Tensor memory on a CPU: torch.profiler's record of every allocation, and the resident set alongside it."""
 
 import threading
 import time

@@ -206,7 +206,7 @@ def _links(ctx: StageContext, snapshot: str) -> tuple[Link, ...]:
 
 
 def write_counters(out_dir: Path, document: MemoryDocument) -> Path:
-    """Every kind over time with the phases beside it, for the Perfetto trace."""
+    """Every kind over time with the phases alongside it, for the Perfetto trace."""
     zero = document.zero_monotonic_ns
     tracks = [
         CounterTrack(name=NAMES.get(k, k), unit="bytes", points=tuple((zero + round(at * 1e9), v) for at, v in points))

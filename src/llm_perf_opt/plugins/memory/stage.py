@@ -1,4 +1,4 @@
-"""Stage memory: the workload once more with a watcher inside, then what it wrote, beside what was predicted."""
+"""Stage memory: the workload once more with a watcher inside, then what it wrote, alongside what was predicted."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -2,9 +2,10 @@
 
 Started by `sitecustomize` where LLM_PERF_OBSERVE is set, in the sampled pass alone, never in the clean one. A thread
 looks `rate_hz` times a second at where the main thread is: the expression, the types of the values it uses, and how the
-process's memory grew. Beside that it counts pauses of the garbage collector, compilations of torch, threads and their
-wait for a processor. With `stacks` it also writes the stacks of all threads, where no sampler may read the process from
-outside. Everything goes to one file for each process, rewritten now and then: a program that is ended leaves one too.
+process's memory grew. Alongside that it counts pauses of the garbage collector, compilations of torch, threads and
+their wait for a processor. With `stacks` it also writes the stacks of all threads, where no sampler may read the
+process from outside. Everything goes to one file for each process, rewritten now and then: a program that is ended
+leaves one too.
 
 Needs the standard library alone, and looks at values by their exact type: no code of the program runs.
 """

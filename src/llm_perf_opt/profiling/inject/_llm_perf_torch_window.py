@@ -36,8 +36,8 @@ def profiler_is_on() -> bool:
 def every_thread() -> Any | None:
     """What has the profiler record all threads, of which torch by itself records one; None where it does not.
 
-    Beside CUDA it does not: kernels of all threads are recorded there, and that their operators are still found in this
-    mode has not been seen.
+    Alongside CUDA it does not: kernels of all threads are recorded there, and that their operators are still found in
+    this mode has not been seen.
     """
     import torch
 
@@ -53,7 +53,7 @@ def every_thread() -> Any | None:
 class RecordedStretch:
     """The stretch that is recorded: from `start_after_s` for `seconds`, or `steps` phases from the first one on.
 
-    Phases may begin and end in any thread, several at once; the program goes on as if nobody looked.
+    Phases may begin and end in any thread, several at once; the program continues as if nobody looked.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:

@@ -242,7 +242,7 @@ def _run(
 
 
 def _alone(ctx: StageContext) -> dict[str, str]:
-    """What keeps a compiled model in one process: beside one that compiles, every replay takes four times as long."""
+    """Keep a compiled model in one process: next to one that compiles, every replay takes four times as long."""
     return {} if ctx.config.infer.compile == "none" else {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 

@@ -123,7 +123,7 @@ def workload_cwd(config: AppConfig) -> Path | None:
 
 
 def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base: str) -> NsysCaptured:
-    """One capture into `<raw>/<base>*.nsys-rep`; raises with the reason and the remedy when there is none."""
+    """One capture into `<raw>/<base>*.nsys-rep`; raises with the reason and the fix when there is none."""
     out_base = raw.reports / base
     code_file = ctx.tmp_dir / f"{base}.exit_code"
     for old in (code_file, *code_file.parent.glob(f"{code_file.name}.*")):

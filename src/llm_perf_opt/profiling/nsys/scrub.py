@@ -238,7 +238,7 @@ def _variable_names(value: str) -> list[str]:
     return [part.split("=", 1)[0] for part in value.split("\0") if _ASSIGNMENT.match(part)]
 
 
-# What an earlier attempt of the stage may have left; its names would stand beside those of this one.
+# What an earlier attempt of the stage may have left; its names would stand alongside those of this one.
 EARLIER = (
     "run*.nsys-rep",
     "run*.sqlite",

@@ -53,7 +53,7 @@ def build_work_argv(
 def bytecode_environment(
     environ: Mapping[str, str], folder: Path, packages: Sequence[str] = LARGE_PACKAGES
 ) -> dict[str, str]:
-    """What makes our processes keep compiled modules in `folder`; nothing where they lie beside their sources.
+    """What makes our processes keep compiled modules in `folder`; nothing where they lie alongside their sources.
 
     A container whose packages were installed without them, and that may not write them, compiles the 2,700 modules of
     torch and transformers in every process: 11 s of processor time instead of 4.
@@ -142,7 +142,7 @@ def capture_overrides(config: AppConfig) -> list[str]:
     """The workload as nsys and ncu watch it: plain inference, no other stage, neither predictions nor gallery."""
     return [
         *workload_overrides(config),
-        # Times under a profiler are no reason to go on.
+        # Times under a profiler are no reason to continue.
         *([f"run.repeats={CAPTURED_REPEATS}"] if config.run.repeats == AUTO else []),
         "pipeline.static_analysis.enable=false",
         "pipeline.torch_profiler.enable=false",

@@ -113,7 +113,7 @@ def build_nsys_start_cmd(session: str, out_base: Path | str, *, nsys: str = "nsy
 
 
 def build_nsys_stop_cmd(session: str, *, nsys: str = "nsys") -> list[str]:
-    """`nsys stop`: close the window and write the report; the program goes on."""
+    """`nsys stop`: close the window and write the report; the program continues."""
     return [nsys, "stop", f"--session={session}"]
 
 
@@ -133,7 +133,7 @@ def build_nsys_export_cmd(report: Path | str, sqlite: Path | str, *, nsys: str =
 def build_nsys_stats_cmd(
     report: Path | str, *, report_name: str, out_base: Path | str | None = None, nsys: str = "nsys"
 ) -> list[str]:
-    """`nsys stats` of one report as CSV. A stale export beside a `.nsys-rep` is never reused."""
+    """`nsys stats` of one report as CSV. A stale export alongside a `.nsys-rep` is never reused."""
     argv = [nsys, "stats", f"--report={report_name}", "--format=csv"]
     if not str(report).endswith(".sqlite"):
         argv.append("--force-export=true")
@@ -148,7 +148,7 @@ def keep_exit_code(work_argv: Sequence[str], code_file: Path, *, tmp_dir: str | 
 
 
 def start_in_turn(nsys_argv: Sequence[str]) -> list[str]:
-    """An nsys that torchrun starts beside others, one after the other; the ranks wait for each other later."""
+    """An nsys that torchrun starts alongside others, one after the other; the ranks wait for each other later."""
     return ["sh", "-c", _IN_TURN, "sh", *nsys_argv]
 
 

@@ -130,7 +130,7 @@ def probe_ncu(env: Mapping[str, str]) -> Tool:
 
 
 def importer_trouble(nsys: Path) -> Obstacle | None:
-    """nsys needs QdstrmImporter beside its own folder; without it a capture stays a .qdstrm that nothing can read."""
+    """nsys needs QdstrmImporter next to its own folder; without it a capture stays a .qdstrm that nothing can read."""
     target = next((p for p in nsys.parents if p.name.startswith("target-linux")), None)
     if target is None:
         return None

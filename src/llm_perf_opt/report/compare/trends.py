@@ -16,7 +16,7 @@ from llm_perf_opt.report.compare.page import page_environment, style_sheet
 
 WIDTH, HEIGHT = 620, 300
 RIGHT, TOP, BOTTOM = 16, 16, 56
-# A letter at this size of text, and the room an axis has beside its words.
+# A letter at this size of text, and the room an axis has alongside its words.
 LETTER, BESIDE = 6.8, 14
 TICKS = 4
 # Words on the axis of a key that is no number.

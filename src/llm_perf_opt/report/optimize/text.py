@@ -17,7 +17,7 @@ from llm_perf_opt.system.terminal import terminal_table
 
 WIDTH = 79
 LEFT_SHOWN = 3
-# A result that is said of the one it was measured beside, where that is not the start the gains are over.
+# A result that is said of the one it was measured alongside, where that is not the start the gains are over.
 BESIDE = {"slower": "than", "no gain": "over"}
 START = "start"
 COLUMNS = ("experiment", "result", "at most", "gain", "95 %", "outputs", "memory", "compile", "pays after")
@@ -113,8 +113,8 @@ def render_plan(plan: ExperimentPlan, *, budget_s: float) -> str:
             )
         )
     header = ("experiment", "at most", "costs about", "fits", "named by")
-    lines = [f"objective {plan.objective}; single remedies first, then combinations of what helped", ""]
-    lines += [terminal_table(header, rows, right=(1, 2))] if rows else ["nothing to try: no finding names a remedy"]
+    lines = [f"objective {plan.objective}; single fixes first, then combinations of what helped", ""]
+    lines += [terminal_table(header, rows, right=(1, 2))] if rows else ["nothing to try: no finding names a fix"]
     for candidate in plan.candidates:
         words = " ".join((*candidate.overrides, *(f"{k}={v}" for k, v in candidate.environment.items())))
         lines += textwrap.wrap(f"{candidate.name}: {words}", WIDTH, subsequent_indent="  ")

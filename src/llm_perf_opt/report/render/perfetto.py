@@ -4,8 +4,8 @@ nsys and torch record different runs of the same work, so their windows are laid
 the start of the prefill. Samples of the driver are on the time of day, as a torch trace is: they go where their capture
 goes. What has neither a mark nor a time of day becomes a group of its own, and its name says so.
 
-The format is Chrome's, with its rules: on a row, slices lie inside each other or beside each other; a flow begins and
-ends in a slice; no time is below zero.
+The format is Chrome's, with its rules: on a row, slices lie inside each other or alongside each other; a flow begins
+and ends in a slice; no time is below zero.
 """
 
 import gc
@@ -349,14 +349,14 @@ def origin_ns(file: TimelineWindow) -> int:
 
 
 def _same_clock(files: RunFiles) -> TimelineWindow | None:
-    """The capture the driver's samples were taken beside: that of their stage, on the time of day."""
+    """The capture the driver's samples were taken alongside: that of their stage, on the time of day."""
     folder = files.clocks.source.partition("/")[0] if isinstance(files.clocks, Found) else ""
     beside = [f.content for f in files.timelines if f.source.startswith(f"{folder}/") and f.content.epoch_ns]
     return beside[0] if beside else None
 
 
 def _clock_events(file: ClockDocument, pid: int, beside: TimelineWindow | None) -> Iterator[TraceEvent]:
-    """Samples of the driver: on the clock of the capture beside, or from their own first moment on."""
+    """Samples of the driver: on the clock of the capture alongside, or from their own first moment on."""
     samples, offset = file.samples, file.epoch_offset_ns
     zero = min((s.at_ns for s in samples), default=0)
     how = NOT_ALIGNED

@@ -93,7 +93,7 @@ def _possible(view: WaterfallView) -> str:
 
 
 def _trend(view: ReportView) -> list[str]:
-    """How the same did before, where runs of it lie beside this one."""
+    """How the same did before, where runs of it lie alongside this one."""
     now = next((t.cell for t in view.headline.tiles if t.key == "tpot" and isinstance(t.cell, Shown)), None)
     if not view.earlier or now is None or now.value is None:
         return []

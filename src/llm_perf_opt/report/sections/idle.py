@@ -212,7 +212,7 @@ def _streams(streams: StreamReport, analysis: CaptureAnalysis, source: str | Non
     ]
     texts += [
         f"On GPU {one.device}, streams {', '.join(str(s) for s in one.streams[:8])} ran one after the other: "
-        f"{_ms(one.overlap_ns)} of the {_ms(one.could_hide_ns)} beside the busiest of them overlap."
+        f"{_ms(one.overlap_ns)} of the {_ms(one.could_hide_ns)} alongside the busiest of them overlap."
         for one in streams.serial
     ]
     table = _table(

@@ -138,7 +138,7 @@ def _communication(ranks: RanksAnalysis, source: str | None) -> Section:
     talking = [row for row in ranks.rows if row.time.communication_ns]
     exposed = max(talking, key=lambda row: row.time.exposed_pct)
     texts = [
-        f"Exposed is communication beside which nothing ran: at most "
+        f"Exposed is communication alongside which nothing ran: at most "
         f"{format_percent(exposed.time.exposed_pct / 100)} of a rank's time ({_name(exposed, ranks)}). "
         "HTA's overlap is the share of communication time during which a computation kernel ran."
     ]

@@ -78,7 +78,7 @@ def findings_view(
 
 
 def twins(finding: Finding, found: Sequence[Finding]) -> list[Finding]:
-    """A finding and those of the same cause and remedy in other phases, as they are listed together."""
+    """A finding and those of the same cause and fix in other phases, as they are listed together."""
     return [finding, *(other for other in found if _are_twins(finding, other))]
 
 

@@ -115,7 +115,7 @@ def _view(tree: PythonTree, of_scope: str | None, source: str) -> FlameView:
     for index, node in enumerate(tree.nodes):
         children.setdefault(node.parent, []).append(index)
     bars: list[FlameBar] = []
-    # Widest first, each beside the one before; what is left of a caller's width is its own time.
+    # Widest first, each alongside the one before; what is left of a caller's width is its own time.
     open_ = [(-1, -1, 0.0)]
     while open_:
         index, depth, left = open_.pop()

@@ -54,7 +54,7 @@ class SectionView:
 
     @property
     def is_picture(self) -> bool:
-        """Whether a picture is all there is, so that two fit beside each other."""
+        """Whether a picture is all there is, so that two fit alongside each other."""
         return bool(self.pictures) and not (self.paragraphs or self.metrics or self.tables or self.links)
 
 

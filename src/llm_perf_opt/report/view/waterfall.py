@@ -114,11 +114,11 @@ def missing_in_capture(phase: str) -> Mapping[str, Unknown]:
     """What a capture lacks, by the step that needs it, in the options of the command that reads captures."""
     clean = Unknown(
         reason="the times of a capture are those under the profiler",
-        enable=f"{CLEAN_OPTION[phase]} beside the capture",
+        enable=f"{CLEAN_OPTION[phase]} alongside the capture",
     )
     bound = Unknown(
         reason="the capture does not say which model ran",
-        enable="model=… hardware=… workload.prompt=… beside the capture",
+        enable="model=… hardware=… workload.prompt=… alongside the capture",
     )
     return {"datasheet": bound, "achievable": bound, "idle": clean, "wall": clean}
 

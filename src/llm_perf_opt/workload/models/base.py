@@ -35,7 +35,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutput:
-    """The result of one forward: logits of the last position, [batch, vocabulary], and the state to go on from."""
+    """The result of one forward: logits of the last position, [batch, vocabulary], and the state to continue from."""
 
     logits: Any
     state: Any

@@ -1,4 +1,4 @@
-"""Writes down which module every operation of a compiled graph came from, beside the code torch.compile writes.
+"""Writes down which module every operation of a compiled graph came from, alongside the code torch.compile writes.
 
 Inductor names, above each kernel it writes, the operations of the graph that are in it; the graph knows the module each
 of them stood in. A name that stands for different modules in different graphs is left out by the reader. This goes

@@ -66,7 +66,7 @@ class RepeatedStep:
         return logits
 
     def _capture(self, token: Any, buffers: tuple[Any, ...]) -> None:
-        """Record one decode step as a CUDA graph; where that fails, steps go on without and a note says why."""
+        """Record one decode step as a CUDA graph; where that fails, steps continue without and a note says why."""
         self._wants_graph = False
         if (why := self._why_no_graph()) is not None:
             self._refuse_graph(why)

@@ -84,7 +84,7 @@ class ServerEvaluator:
     climbed: dict[Configuration, int] = field(default_factory=dict)
 
     def start(self, request: StartRequest, number: int, *, until: float) -> StartOutcome:
-        """One start as a record, whatever becomes of it; an interrupt ends the server and goes on up."""
+        """One start as a record, whatever becomes of it; an interrupt ends the server and continues up."""
         # A child of ours that the first load would start: before any server, or it is taken for one of its processes.
         resource_tracker.ensure_running()
         begun = time.monotonic()

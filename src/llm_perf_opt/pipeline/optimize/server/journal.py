@@ -1,4 +1,4 @@
-"""Every start of a search as a line of a file, so that an interrupted search goes on where it stopped."""
+"""Every start of a search as a line of a file, so that an interrupted search continues where it stopped."""
 
 import hashlib
 import os

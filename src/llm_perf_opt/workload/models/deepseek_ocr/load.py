@@ -173,7 +173,7 @@ def _shared_fields(
     }
 
 
-# Tables that older code stored beside the weights; ours are computed.
+# Tables that older code stored alongside the weights; ours are computed.
 _COMPUTED = re.compile(r".*\.(position_ids|inv_freq)")
 _SHOWN = 3
 

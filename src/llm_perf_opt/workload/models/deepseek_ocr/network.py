@@ -164,7 +164,7 @@ class StaticKeyValueCache:
     """Keys and values in memory of a fixed length that stays where it is, so that a step can be compiled or captured.
 
     How many tokens it holds is known on the device alone: a step that is replayed does not come past the host. A
-    prompt always starts it anew.
+    prompt always starts it again.
     """
 
     def __init__(self, layers: int, *, heads: int, length: int, size: int, like: Tensor) -> None:
@@ -329,7 +329,7 @@ class Views:
 
 @dataclass(frozen=True, kw_only=True)
 class OcrOutput:
-    """Logits of the last position, [batch, 1, vocabulary], and the cache to go on with."""
+    """Logits of the last position, [batch, 1, vocabulary], and the cache to continue with."""
 
     logits: Tensor
     past_key_values: Cache
