@@ -18,17 +18,14 @@ from llm_perf_opt.profiling.observed import (
 
 PROGRAM = """
 import os, time
-class Node:
-    def __init__(self):
-        self.next = self
 def work(end):
     kept = bytearray(30_000_000)
-    values = {"a": 1}
-    while time.monotonic() < end:
-        [Node() for _ in range(1000)]
-        sum(values.values())
+    while time.process_time() < end:
+        for _ in range(1000):
+            node = []
+            node.append(node)
     return len(kept)
-work(time.monotonic() + 0.5)
+work(time.process_time() + 0.5)
 os.environ.clear()
 """
 
@@ -52,7 +49,7 @@ def test_a_look_knows_places_types_pauses_and_memory(tmp_path: Path) -> None:
     types = {name: seen for place in look.places for name, seen in place.types.items()}
     assert types["kept"] == "bytearray 30000000 elements"
     found = summarise_look(look, str)
-    assert found.garbage.count > 0 and found.garbage.owner.startswith(("work() at program.py:", "__init__() at"))
+    assert found.garbage.count > 0 and found.garbage.owner.startswith("work() at program.py:")
     assert found.memory.peak_bytes > 30_000_000
     assert found.threads.processors == len(os.sched_getaffinity(0))
 
@@ -63,8 +60,12 @@ def test_where_it_samples_too_its_stacks_are_those_of_a_sampler(tmp_path: Path) 
     assert look is not None
     stacks = stacks_of(look, rate_hz=200)
     assert all(stack.is_main and stack.process == look.pid for stack in stacks)
-    assert {Frame(function="<module>", file=str(program), line=13)} >= {stack.frames[0] for stack in stacks}
-    assert sum(stack.samples for stack in stacks) > 40
+    # The first look may come before the program's first line, the last at its end.
+    work = [s for s in stacks if s.frames[:1] == (Frame(function="<module>", file=str(program), line=10),)]
+    assert {stack.frames[1].function for stack in work} == {"work"}
+    samples = sum(stack.samples for stack in work)
+    assert samples > 40
+    assert samples > 0.5 * sum(stack.samples for stack in stacks)
 
 
 def test_variables_that_change_the_speed_are_kept_and_no_others(tmp_path: Path) -> None:
@@ -77,8 +78,8 @@ def test_variables_that_change_the_speed_are_kept_and_no_others(tmp_path: Path) 
 
 
 def test_a_line_is_named_with_the_values_that_were_seen(tmp_path: Path) -> None:
-    text = "import time\ndef poll(end, file):\n    while time.monotonic() < end:\n        file.read(10)\n"
-    text += "with open('/dev/zero', 'rb') as source:\n    poll(time.monotonic() + 0.4, source)\n"
+    text = "import time\ndef poll(end, file):\n    while time.process_time() < end:\n        file.read(10)\n"
+    text += "with open('/dev/zero', 'rb') as source:\n    poll(time.process_time() + 0.4, source)\n"
     program = watch(tmp_path, stacks=False, text=text)
     names = LineNames(folder=tmp_path, look=first_look(read_looks(tmp_path / "looks"), 0))
     assert names(str(program), "poll", 4)[0] in ("_io.BufferedReader().read", "file.read")
