@@ -39,7 +39,7 @@ test: $(STAMP)
 test-long: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m long $(PYTEST_ARGS)
 
-# Ray's launcher wants an older cloudpickle than joblib, so it has an environment of its own; no torch is in it.
+# Ray's launcher wants an older cloudpickle than joblib, so it has its own environment; no torch is in it.
 RAY_STAMP := $(VENV)-ray/.installed
 $(RAY_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-ray
@@ -50,7 +50,7 @@ $(RAY_STAMP): pyproject.toml constraints.txt
 test-cluster: $(STAMP) $(RAY_STAMP)
 	LLM_PERF_TEST_RAY=$(abspath $(VENV)-ray/bin/python) $(BIN)/python -m pytest -m cluster tests/system/test_cluster.py $(PYTEST_ARGS)
 
-# The verdicts of all captures at hand against the table that is agreed; `VERDICTS=--write` agrees on what is said now.
+# The verdicts of all captures at hand against the table that is agreed; `VERDICTS=--write` agrees on what is reported now.
 verdicts: $(STAMP)
 	$(BIN)/python -m tests.support.verdicts $(VERDICTS)
 
@@ -94,7 +94,7 @@ relock:
 	uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-annotate --no-header --no-emit-index-url -c constraints.txt --extra dev pyproject.toml -o requirements/dev.txt
 	uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-annotate --no-header --no-emit-index-url requirements/release.in -o requirements/release.txt
 
-# And has no known hole. Where nobody can be asked that is a failure, unless: make audit AUDIT_ARGS=--may-skip
+# And has no known hole. Where no database can be queried that is a failure, unless: make audit AUDIT_ARGS=--may-skip
 audit: lock
 	-$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt pip-audit
 	$(BIN)/python scripts/check_holes.py $(AUDIT_ARGS)
@@ -108,7 +108,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# An environment of its own: the site needs none of what the package needs.
+# Its own environment: the site needs none of what the package needs.
 docs:
 	$(PYTHON) -m venv $(VENV)-docs
 	$(VENV)-docs/bin/pip install --quiet --disable-pip-version-check -c constraints.txt mkdocs

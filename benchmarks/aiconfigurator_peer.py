@@ -1,9 +1,9 @@
-"""What NVIDIA's aiconfigurator expects of single steps, for docs/accuracy.md; it needs a venv of its own.
+"""What NVIDIA's aiconfigurator expects of single steps, for docs/accuracy.md; it needs its own venv.
 
     python -m venv peer && peer/bin/pip install aiconfigurator pyyaml
     peer/bin/python benchmarks/aiconfigurator_peer.py
 
-Its figures come from operators its authors measured on each GPU. One prompt and one decode step are asked for at each
+Its figures come from operators its authors measured on each GPU. One prompt and one decode step are requested at each
 point of the grid; the result is kept in benchmarks/results/aiconfigurator.json.
 """
 

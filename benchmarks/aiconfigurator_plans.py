@@ -1,9 +1,9 @@
-"""Holds `llm-perf plan` against NVIDIA's aiconfigurator on ten scenarios; aiconfigurator needs a venv of its own.
+"""Holds `llm-perf plan` against NVIDIA's aiconfigurator on ten scenarios; aiconfigurator needs its own venv.
 
     python -m venv peer && peer/bin/pip install aiconfigurator pyyaml
     .venv/bin/python benchmarks/aiconfigurator_plans.py peer
 
-Each is asked for the best configuration of the same model, devices, lengths and limits (time to first token: the
+Each is requested the best configuration of the same model, devices, lengths and limits (time to first token: the
 median here, the mean there). Compared are our estimate of its configuration with its own, and its estimate of its
 choice with our estimate of ours, as tokens per second and device. The last result is in
 benchmarks/results/aiconfigurator_plans.json.

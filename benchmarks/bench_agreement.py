@@ -5,14 +5,14 @@
 VLLM_BIN is the bin folder of an environment with vLLM and pandas, for the CPU or a GPU; a tiny random model is served.
 Both clients load it side by side, with the same prompts and request bodies and Poisson arrivals of the same rate, each
 its own: requests of the two take turns by chance, so what the machine does meanwhile hits both. (In rounds, first the
-one, then the other, a machine whose speed moves by a tenth within a minute cannot be told from a client.) Prefix
-caching is off. Rates are those of one client; both together should leave the server idle half of the time, because a
-queue makes a small difference large.
+one, then the other, a machine whose speed moves by a tenth within a minute cannot be distinguished from a client.)
+Prefix caching is off. Rates are those of one client; both together should leave the server idle half of the time,
+because a queue makes a small difference large.
 
-With --concurrency both clients load the server in turns instead, in closed loops of these streams, because two closed
-loops at once would be a load of both. As root, the server runs with real-time priority and the clients with a higher
-one (`chrt`): on two cores a client without it loses the CPU to vLLM for up to a second at a time, ours and theirs, and
-whatever else the machine does would be in the differences.
+With --concurrency both clients load the server interleaved instead, in closed loops of these streams, because two
+closed loops at once would be a load of both. As root, the server runs with real-time priority and the clients with a
+higher one (`chrt`): on two cores a client without it loses the CPU to vLLM for up to a second at a time, ours and
+theirs, and whatever else the machine does would be in the differences.
 
 Printed and written to benchmarks/results/bench_agreement.json (with --concurrency to
 bench_agreement_concurrency.json), each difference of medians with its 95 % interval
@@ -90,7 +90,7 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """A rate or a concurrency, as each client is told it."""
+    """A rate or a concurrency, as each client is reported it."""
 
     rate: float | None = None
     concurrency: int | None = None

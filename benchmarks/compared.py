@@ -4,7 +4,7 @@
 
 CAPTURES is a folder with the captures named below (.json.gz, .sqlite or .sqlite.xz); those that are missing are left
 out and named. `--hta` names an interpreter that has HolisticTraceAnalysis, `--nsys-ai` the command of that name:
-neither is a dependency of this project. Each tool reads each capture in a process of its own, once; times are of that
+neither is a dependency of this project. Each tool reads each capture in its own process, once; times are of that
 process with all it started. Writes benchmarks/results/compared.json, which docs/compared.md explains.
 """
 
@@ -73,7 +73,7 @@ def said_by_us(out: str) -> list[str]:
 
 
 def said_by_nsys_ai(out: str) -> list[str]:
-    """Its findings, the most severe first as it lists them; what it reports alongside them stands around the JSON."""
+    """Its findings, the most severe first as it lists them; what it reports alongside them is around the JSON."""
     found, _ = json.JSONDecoder().raw_decode(out[out.index("{\n") :])
     rows = found.get("findings", [])
     return [f"{row.get('severity', '')}: {row.get('label') or row.get('title')}" for row in rows[: SAID + 1]] or [

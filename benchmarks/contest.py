@@ -37,7 +37,7 @@ class Spent:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a contender took and what it printed; `one_core` is the same on one core, where that was asked for."""
+    """What a contender took and what it printed; `one_core` is the same on one core, where that was requested."""
 
     seconds: float
     cpu_seconds: float
@@ -112,7 +112,7 @@ def rows_of(found: dict[str, Outcome]) -> list[dict[str, Any]]:
 
 
 def chosen(entries: dict[str, list[str]], only: list[str] | None) -> dict[str, list[str]]:
-    """Ours, and of the others those in whose names one of the words stands; all where none is given."""
+    """Ours, and of the others those in whose names one of the words is; all where none is given."""
     return {
         name: argv
         for name, argv in entries.items()

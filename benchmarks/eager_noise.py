@@ -5,7 +5,7 @@
 Decodes with random weights in the shapes of Llama 3.2 1B, on one GPU, with the growing cache and without a profiler, in
 rounds: as started, pinned to one core, with allocator segments that grow, alongside busy processes on every core. For
 each step it keeps the wall time, the processor time of the launching thread, its involuntary context switches, the core
-it stood on and the GPU's SM clock. Wall time that grows with processor time means slower cores (clock, a busy sibling);
+it was on and the GPU's SM clock. Wall time that grows with processor time means slower cores (clock, a busy sibling);
 wall time that grows without it means that the thread had to wait for a core.
 """
 

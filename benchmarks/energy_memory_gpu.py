@@ -98,7 +98,7 @@ def memory(folder: Path, model: str, timeout_s: float) -> dict[str, Any]:
     predicted = json.loads((run_dir / "static_analysis" / "static.json").read_bytes())["memory"]
     peak = document["peak"]
     snapshot = run_dir / "memory" / "snapshot.pickle"
-    # In a process of its own: a pickle can run code.
+    # In its own process: a pickle can run code.
     argv = [sys.executable, "-c", VIEW, str(snapshot)]
     viewed = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
     return {
@@ -173,7 +173,7 @@ def main() -> int:
                 for model in models:
                     pool.submit(part, "memory", model, lambda s, m=model: memory(folder, m, s))  # type: ignore[misc]
         if "overhead" in wanted:
-            # A prompt long enough to keep the GPU busy, and steps that wait for the host: both are looked at.
+            # A prompt long enough to keep the GPU busy, and steps that wait for the host: both are inspected.
             shape = ["dataset.prompt_tokens=8192", "infer.max_new_tokens=16"]
             shape = shape if not args.tiny else ["infer.max_new_tokens=16"]
             part("overhead", small, lambda s: measure(small, requests=120, seconds=s, overrides=shape, block_s=1.0), 45)

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/gate.py [--trials 40] [--out FILE] [--minutes 12]
 
-The program is a loop of known length in a process of its own; its slower version does 5 % more of the same work. A pass
+The program is a loop of known length in its own process; its slower version does 5 % more of the same work. A pass
 starts it and takes REPEATS times. A trial asks the comparison of `llm-perf compare` whether candidate and base differ:
 
 interleaved      pairs base, candidate, candidate, base, …; asked after each number of pairs in LOOKS, as

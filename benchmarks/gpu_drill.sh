@@ -6,7 +6,7 @@
 # Needs llm-perf, nsys and ncu on PATH. Without names: the parts 1, 2, 3 and as much of rest as half an hour holds
 # (DRILL_ALL_S: 1770). A part by itself ends within DRILL_PART_S seconds (540): 1 is Llama 1B from nothing to insight, 2
 # what people deploy, 3 other models and faults, rest other models at their best and what repeats earlier figures. Every
-# step has a limit of its own, cut to what is left of its part; one that has too little left is passed over, and a failed
+# step has its own limit, cut to what is left of its part; one that has too little left is passed over, and a failed
 # one does not end the drill. After every step DRILL_OUT (default: tmp/gpu-drill) has drill.tsv (what ran, exit code,
 # seconds), logs/, runs/, drill.json and drill.md, and DRILL_PACK (default: DRILL_OUT/pack) has all of it packed, each
 # file below 16 MiB, without captures and scratch files (benchmarks/gpu_drill_summary.py). At the end every byte is
@@ -79,7 +79,7 @@ do_ocr_best() {
   step ocr_best 120 280 llm-perf profile $pages $best run.mode=light $all artifacts.runs_dir="$runs/ocr_best"
 }
 # Work that keeps the GPU busy: eager steps of a small model wait for a host whose cores are shared, and two pairs of them
-# could not be told from twice the time (95 %: -48 to +112 %).
+# could not be distinguished from twice the time (95 %: -48 to +112 %).
 do_same() {
   step same 70 150 llm-perf compare --interleave 4 -o "$runs/same" -- model=$llama $text $long $clean dataset.num_samples=1 \
     run.repeats=3 base.overrides=[] candidate.overrides=[run.seed=0]

@@ -1,4 +1,4 @@
-"""How well kernels are told apart: the time of captures that no class takes, and a labelled list of names.
+"""How well kernels are distinguished: the time of captures that no class takes, and a labelled list of names.
 
     .venv/bin/python benchmarks/kernel_classes.py [CAPTURE ...]
 

@@ -1,16 +1,16 @@
-"""What `llm-perf bench`'s client costs and adds: itself against a bare asyncio client, on one server, in turns.
+"""What `llm-perf bench`'s client costs and adds: itself against a bare asyncio client, on one server, interleaved.
 
     python benchmarks/load_client.py [--streams 1,64,256,1000,2000] [--rounds 3]
 
-The server (uvloop, a process of its own) answers every request after TTFT_S with TOKENS events, one each GAP_S, like
-an engine whose step takes as long. Two clients load it in turns, both in a closed loop of N streams with
+The server (uvloop, its own process) answers every request after TTFT_S with TOKENS events, one each GAP_S, like
+an engine whose step takes as long. Two clients load it interleaved, both in a closed loop of N streams with
 REQUESTS_PER_STREAM requests each and with the same number of processes: ours as `llm-perf bench` runs it (worker
 process, synthetic prompts, records), and 40 lines of asyncio streams. With root and `chrt` all three run with real-time
 priority, so that whatever else the machine does is not in the difference.
 
 Printed and written to benchmarks/results/load_client.json: median and p99 of TTFT, ITL and E2E of both, and CPU per
 request. Exit code 1 where a median or p99 of ours is above the bare client's by more than 5 % and 3 ms, or our CPU per
-request is more than twice the bare client's. A time of ours below the bare client's is no failure: the server's own
+request is more than twice the bare client's. A time of ours below the bare client's is not a failure: the server's own
 times are known, and are the smallest possible. Takes about five minutes.
 """
 
@@ -186,7 +186,7 @@ def realtime(command: list[str]) -> list[str]:
 
 
 def measure(streams: int, rounds: int) -> dict[str, Any]:
-    """Both sides in turns against one server; of each figure the median of the rounds."""
+    """Both sides interleaved against one server; of each figure the median of the rounds."""
     gap_s = GAPS_S.get(streams, 0.1)
     requests = max(
         LEAST_REQUESTS, REQUESTS_PER_STREAM * streams if streams > 256 else 3 * REQUESTS_PER_STREAM * streams

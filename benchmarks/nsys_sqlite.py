@@ -3,7 +3,7 @@
     python benchmarks/nsys_sqlite.py [--kernels 2000000] [--rounds 5] [--pandas PYTHON] [--peers-once] [--only WORD]
                                      [--base CHECKOUT]
 
-Scales the H200 capture of the tests to many kernels, then runs every contender in a process of its own, one after the
+Scales the H200 capture of the tests to many kernels, then runs every contender in its own process, one after the
 other in each round. Time is that of the whole process (median of the rounds), on the clock and on the processor, on all
 cores and on one; memory is its peak resident size.
 Totals are compared: a contender that disagrees is marked. `--pandas` names an interpreter that has pandas. With `--only

@@ -1,4 +1,4 @@
-"""SQL over a capture of two million kernels: ten questions, each asked by a process of its own.
+"""SQL over a capture of two million kernels: ten questions, each asked by its own process.
 
     python benchmarks/query.py [--kernels 2000000] [--rounds 3] [--keep FILE]
 

@@ -2,11 +2,11 @@
 
     .venv/bin/python benchmarks/report.py [--python /path/to/python-with-plotly] [--keep DIR]
 
-Both start as a process of their own and write one file that needs no network: ours with `llm-perf report` (all reports
+Both start as their own process and write one file that needs no network: ours with `llm-perf report` (all reports
 of the run), plotly with a roofline scatter, the waterfall as bars, the kernels as a table and the timeline as WebGL
 lines (as bars its page does not open within a minute at this size).
 They take turns, so that what else the machine does meets both; `render_cpu_s` is the processor time, `load_average`
-that of the machine before and after. Then each file is opened in a fresh headless Chromium, again in turns;
+that of the machine before and after. Then each file is opened in a fresh headless Chromium, again interleaved;
 `loaded_ms` is the end of the load event, by when both have drawn.
 The result is kept in benchmarks/results/report.json.
 """

@@ -166,7 +166,7 @@ def one_run(server: RunningServer, folder: Path, number: int, rate: float) -> di
 
 
 def overhead(model: str, seconds: float) -> dict[str, Any]:
-    """Periods of steps that decode eight sequences, with and without the record, in turns of half a second."""
+    """Periods of steps that decode eight sequences, with and without the record, interleaved of half a second."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         with started(model, folder, toggled=True) as server:

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/static.py [--python /path/to/python-with-the-peers]
 
-Every tool runs in a process of its own per model: seconds after imports (building the model on the meta device counts
+Every tool runs in its own process per model: seconds after imports (building the model on the meta device counts
 where a tool needs one), the whole process with one run in it, peak memory, and what it reports against the closed form.
 Logits are those of the last position, as when a prompt is answered. Absent peers are skipped and named.
 `FlopCounterMode, batched experts` is the independent check of the closed form: the one way in which torch's own counter

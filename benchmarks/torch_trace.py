@@ -3,7 +3,7 @@
     python benchmarks/torch_trace.py [--events 1000000] [--rounds 3] [--peers PYTHON] [--peers-once] [--only WORD]
                                      [--base CHECKOUT] [--long 10000000]
 
-Scales the H200 trace of the tests to many events (.json.gz), then runs every contender in a process of its own, one
+Scales the H200 trace of the tests to many events (.json.gz), then runs every contender in its own process, one
 after the other in each round; medians of whole-process time on the clock and on the processor, on all cores and on
 one, and peak resident memory. `--peers` names an interpreter that has HolisticTraceAnalysis and pandas 2; with `--only
 Holistic` nothing but that runs alongside ours; with `--peers-once` a peer runs twice in all (once on one core), which

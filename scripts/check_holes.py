@@ -1,7 +1,7 @@
 """Says which installed packages have known holes, by pip-audit; and says so when it could not find out.
 
-    python scripts/check_holes.py              exit code 1: a hole; 3: nobody could be asked, which is no all-clear
-    python scripts/check_holes.py --may-skip   the same, but nobody to ask is no failure: without a network
+    python scripts/check_holes.py              exit code 1: a hole; 3: no database could be queried, which is not an
+    all-clear python scripts/check_holes.py --may-skip   the same, but nobody to ask is not a failure: without a network
 
 pip-audit ends well where its service knows none of the packages, as behind a mirror that answers for the real one:
 packages that were not looked up are counted here, and named.

@@ -43,7 +43,7 @@ def problems(pyproject: str, constraints: str) -> list[str]:
 
 
 def not_installed(constraints: str) -> list[str]:
-    """Pins that differ from what is installed; what is not installed at all is no difference."""
+    """Pins that differ from what is installed; what is not installed at all is not a difference."""
     found = []
     for name, version in locked(constraints).items():
         try:

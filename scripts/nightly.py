@@ -1,4 +1,4 @@
-"""Compare the last release with a commit on our own benchmarks, in turns; fail on a significant regression.
+"""Compare the last release with a commit on our own benchmarks, interleaved; fail on a significant regression.
 
     python scripts/nightly.py [--base REF] [--candidate REF] [--limit 5] [--pairs auto] [-o DIR] [NAME ...]
 

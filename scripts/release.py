@@ -29,7 +29,7 @@ COMMANDS = (
 
 
 class ReleaseError(Exception):
-    """What stands in the way of a release, in words."""
+    """What is in the way of a release, in words."""
 
 
 def version_of(pyproject: str) -> str:

@@ -2,7 +2,7 @@
 
     python benchmarks/causes/run.py [NAME ...] [--device cuda] [--peers] [--json FILE]
 
-`llm-perf run` is asked for the id of the cause and the owner in the title of its first finding; `llm-perf analyze` for
+`llm-perf run` is requested the id of the cause and the owner in the title of its first finding; `llm-perf analyze` for
 the same of the torch trace of that run, which programs with torch have. A peer has no ids: it scores where the heaviest
 function of its own output, or the code around it, is the planted one. Peers that are not installed are left out and
 named (`pip install pyinstrument HolisticTraceAnalysis`; py-spy comes with llm-perf). Without `--device cuda` the
@@ -138,7 +138,7 @@ def ask_py_spy(planted: Planted, folder: Path) -> Answer:
     for line in re.split(r"(?<=\d)\n(?=process \d+:)", text) if text else ():
         stack, _, count = line.rpartition(" ")
         frames = [frame for frame in stack.split(";") if not frame.startswith(("process ", "thread "))]
-        # The planted function counts also where a library it called stands below it.
+        # The planted function counts also where a library it called is below it.
         inner = next((f for f in reversed(frames) if f"{planted.name}.py" in f), frames[-1] if frames else "nothing")
         is_import = planted.peer == "torch" and "torch/__init__.py" in stack
         own["torch" if is_import else inner.partition(" (")[0]] += int(count)
@@ -265,7 +265,7 @@ def main() -> int:
             if why is not None:
                 print(f"{row.name}: left out, {why}", flush=True)
                 continue
-            # The run is asked first: analyze and HTA read its trace.
+            # The run is queried first: analyze and HTA read its trace.
             found[row.name] = {name: tool.ask(row, Path(scratch)) for name, tool in tools.items() if tool.takes(row)}
             for name, answer in found[row.name].items():
                 mark = "right" if answer.is_right else "WRONG"

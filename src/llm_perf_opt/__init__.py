@@ -5,7 +5,7 @@
     a = perf.analyze("trace.json.gz")
     a.verdict, a.findings[0].fix, a.kernels.pandas()
 
-docs/python.md has the rest. Plug-ins import from `llm_perf_opt.plugin`. Each name is imported when it is asked for, so
+docs/python.md has the rest. Plug-ins import from `llm_perf_opt.plugin`. Each name is imported when it is requested, so
 that importing the package costs nothing.
 """
 

@@ -39,7 +39,7 @@ COMMANDS = {
     "infer": Command("runners.direct_inference_runner", "[OVERRIDE ...]", "plain inference, no profiler", *_RUN),
     "predict": Command("commands.predict", "[OVERRIDE ...]", "what hardware allows, before anything runs", *_PREDICT),
     "plan": Command("commands.plan", "[OVERRIDE ...]", "which device, how many, which batch", *_PREDICT),
-    "analyze": Command("commands.analyze", "FILE ...", "captures made elsewhere: nsys, ncu, torch"),
+    "analyze": Command("commands.analyze", "FILE ...", "existing captures: nsys, ncu, torch"),
     "query": Command("commands.query", "RUN|CAPTURE SQL", "SQL over a capture or a run"),
     "compare": Command("commands.compare", "BASE CANDIDATE", "did it help? --gate for CI"),
     "bisect": Command("commands.bisect", "GOOD BAD -- PROGRAM", "the commit or version that made it slower"),

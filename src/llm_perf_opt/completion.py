@@ -27,7 +27,7 @@ MOUNTED = {
     "profiling/nsys@pipeline.nsys": "profiling/nsys",
     "profiling/ncu@pipeline.ncu": "profiling/ncu",
 }
-# Bash splits words at these too, and completes what stands behind the last of them.
+# Bash splits words at these too, and completes what is behind the last of them.
 BREAKS = "=:@"
 
 BASH = """\
@@ -205,7 +205,7 @@ def _choices(option: Mapping[str, Any]) -> list[str]:
 
 
 def _runs() -> list[Candidate]:
-    """Runs below where the user stands, the newest first."""
+    """Runs below where the user is, the newest first."""
     found = [path for path in RUNS_DIR.glob("*") if (path / MANIFEST_FILE).is_file()]
     return [Candidate(str(path)) for path in sorted(found, reverse=True)]
 

@@ -58,7 +58,7 @@ class phase:
         self._opened: list[_Opened] | None = None
 
     def __enter__(self) -> None:
-        # Half-imported, torch has no answer yet: that is looked at where it costs nobody anything.
+        # Half-imported, torch has no answer yet: that is inspected where it costs nobody anything.
         if _somebody_listens or (_is_recording() if _is_recording is not None else "torch.autograd" in _modules):
             self._open()
 
@@ -272,12 +272,12 @@ class _Journal:
         self._lock = threading.Lock()
         processes = sys.modules.get("multiprocessing.util")
         if processes is not None:
-            # Children of multiprocessing leave without atexit, and have an end of their own.
+            # Children of multiprocessing leave without atexit, and have their own end.
             processes.register_after_fork(self, lambda journal: processes.Finalize(None, journal.flush, exitpriority=0))
 
 
 def _plain_facts(facts: dict[str, Any]) -> dict[str, int | str]:
-    """Facts as JSON can say them; a count may be a tensor, and what is no count is left out with a word."""
+    """Facts as JSON can say them; a count may be a tensor, and what is not a count is left out with a word."""
     plain: dict[str, int | str] = {
         key: value if isinstance(value, int) else str(value) for key, value in facts.items() if key != TOKENS
     }
@@ -285,7 +285,7 @@ def _plain_facts(facts: dict[str, Any]) -> dict[str, int | str]:
         try:
             plain[TOKENS] = int(facts[TOKENS])
         except (TypeError, ValueError, OverflowError, RuntimeError):
-            print(f"llm_perf_opt.marks: tokens={facts[TOKENS]!r} is no count, left out", file=sys.stderr)
+            print(f"llm_perf_opt.marks: tokens={facts[TOKENS]!r} is not a count, left out", file=sys.stderr)
     return plain
 
 
@@ -300,7 +300,7 @@ class _Follower:
         self._before = before
 
     def open(self, is_warmup: bool) -> Callable[[], object]:
-        """Who followed first is told last: a limit ends the program, and nobody after it would hear of the phase."""
+        """Call followers in reverse order: a limit ends the program, and followers after it would miss the phase."""
         self._begins(is_warmup)
         if self._before is None:
             return functools.partial(self._ended, is_warmup)

@@ -1,6 +1,6 @@
 """What plug-ins may rely on (docs/plugin-api.md); modules below the package may move.
 
-Each name is imported when it is asked for, so that importing this module costs nothing.
+Each name is imported when it is requested, so that importing this module costs nothing.
 """
 
 from importlib import import_module

@@ -110,7 +110,7 @@ def scratch_context(
 
 
 class _Listener(PlainConsole):
-    """Keeps what is said instead of printing it."""
+    """Keeps what is reported instead of printing it."""
 
     def __init__(self, said: list[str]) -> None:
         super().__init__()
@@ -247,7 +247,7 @@ class StageContract:
         assert isinstance(settings, StageConfig) and is_dataclass(settings)
         with pytest.raises(FrozenInstanceError):
             setattr(settings, fields(settings)[0].name, True)
-        assert settings.enable is False, "a stage runs when it is asked for"
+        assert settings.enable is False, "a stage runs when it is requested"
         assert type(settings.light()) is type(settings)
 
     def test_the_settings_of_a_success_break_no_rule(self, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_149_the_help_of_both_scripts_names_the_presets(script: list[str]) -> No
 
 
 def test_128_the_memory_preset_of_the_rtx3090_is_as_written() -> None:
-    """002:49-63; what is alongside it is said in the file"""
+    """002:49-63; what is alongside it is reported in the file"""
     preset = yaml.safe_load((REPO / "conf/profiling/ncu/ncu.rtx3090.memory.yaml").read_text())
     assert preset["description"] == "Nsight Compute preset: RTX 3090 (GA102) — Memory focus"
     seed = {

@@ -16,7 +16,7 @@ NCU = ("runner=stage2", "pipeline.nsys.enable=false")
 
 
 def _under_ncu(folder: Path, *argv: str) -> dict[str, object]:
-    """What the program that ncu starts is told."""
+    """What the program that ncu starts is reported."""
     config = typed(*TINY, *NCU, *argv)
     ctx = scratch_context("ncu", folder / "run", config=config)
     words = work_argv(ctx, stage(config, "ncu").workload)
@@ -75,7 +75,7 @@ def test_101_what_is_shorter_under_ncu_is_a_key_with_a_default(tmp_path: Path) -
 
 
 def test_090_the_workload_under_ncu_is_shown_and_recorded(tmp_path: Path) -> None:
-    """001:24: no silent divergence; what is said goes to console, notes of the manifest and kernels.md"""
+    """001:24: no silent divergence; what is reported goes to console, notes of the manifest and kernels.md"""
     config = typed(*TINY, *NCU, "infer.max_new_tokens=100")
     ctx = scratch_context("ncu", tmp_path / "run", config=config)
     assert prepare(stage(config, "ncu"), ctx, "ncu").notes[0] == (

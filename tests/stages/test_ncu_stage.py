@@ -258,7 +258,7 @@ def test_a_hanging_ncu_is_ended_and_said(tmp_path: Path, config: AppConfig) -> N
         run.stage(timeout_s=1.0)
 
 
-# Words and behaviour of ncu 2025.3 that is told to end: it ends the program and writes its report.
+# Words and behaviour of ncu 2025.3 that is asked to end: it ends the program and writes its report.
 TOLD_TO_END = """#!/bin/sh
 case "$*" in *--list*|*--import*) exec {fake} "$@";; esac
 told() {{ echo "==PROF== Trying to shutdown target application"; exec {fake} "$@"; }}
@@ -304,7 +304,7 @@ def test_a_program_under_ncu_is_over_when_ncu_says_nothing_more(tmp_path: Path) 
     assert [loading(at) for at in (1.0, 60.0, 89.0, 91.0)] == [False, False, False, True]
     quiet = ncu_capture._Quiet(log, 20.0)
     for at in range(0, 200, 25):
-        # Launches of one kernel have one name, and what the program prints is no sign of ncu's.
+        # Launches of one kernel have one name, and what the program prints is not a sign of ncu's.
         with log.open("a") as file:
             file.write('==PROF== Profiling "gemm": 0%....50%....100% - 18 passes\nrequest served, 12 % of the cache\n')
         assert not quiet(at)
@@ -335,7 +335,7 @@ def test_a_second_run_prefers_kernels_far_from_their_roof(fake: Run) -> None:
     fake.stage(max_kernels=3)
     fake.stage(max_kernels=1)
     (argv,) = captures(fake)[1:]
-    # 8.8 % of the time of unknown distance to the roof count more than 17.8 % of the time at 59 % of it.
+    # 8.8 % of the time of unknown distance to the roofline count more than 17.8 % of the time at 59 % of it.
     assert "nvjet_sm90_tst_8x64_64x16_4x1_v_bz_TNN" in argv[argv.index("--kernel-id") + 1]
 
 

@@ -168,7 +168,7 @@ def test_few_launches_in_a_row_are_profiled_in_place_of_names(capture: Path, tmp
     assert sum(times[n] for n in held) >= 0.85 * sum(times[n] for n in set(launched))
     assert f"ncu: profiled are {count} launches in a row that hold them" in run.said
     assert output.metrics["ncu_plan_launches"].value == count <= 64
-    # The stand-in reports the same few kernels whatever it is asked, which is less than stands at that place.
+    # The stand-in reports the same few kernels whatever it is queried, which is less than is at that place.
     assert any(line.endswith("were not met at their place; a second look by name") for line in run.said)
     assert "--kernel-id" in second and "--launch-skip" not in second
     assert "pipeline.direct_inference.stop_after_tokens=8" in second
@@ -201,7 +201,7 @@ def test_a_place_without_kernels_leads_back_to_their_names(capture: Path, tmp_pa
     run = _run(capture, tmp_path, "nccl_only")
     with pytest.raises(ToolError, match="no kernel was profiled"):
         run.stage()
-    assert "ncu: there is no kernel at that place; the chosen ones are asked for by name" in run.said
+    assert "ncu: there is no kernel at that place; the chosen ones are requested by name" in run.said
     window, named, bare = captures(run)
     assert "--launch-skip" in window and "--kernel-id" in named
     assert "--launch-skip" not in bare and "--kernel-id" not in bare

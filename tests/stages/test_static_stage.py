@@ -116,7 +116,7 @@ def test_asking_for_other_hardware_gives_its_bounds_and_says_so(tmp_path: Path) 
     assert output.metrics["bound_decode_ms"].how == "data-sheet peaks of h200"
     assert output.metrics["bound_achievable_decode_ms"].reason == "h200 has no measured peak for fp32"
     assert any(
-        note.startswith("hardware=h200 was asked for, the model runs on Test CPU: bounds are those of h200")
+        note.startswith("hardware=h200 was requested, the model runs on Test CPU: bounds are those of h200")
         for note in output.notes
     )
 

@@ -99,7 +99,7 @@ def test_both_passes_run_in_a_child_and_every_file_and_metric_is_reported(tmp_pa
     assert data["modules_by"] == "cpu_time"
     assert [s["sample_id"] for s in output.samples] == ["p, 1.txt:1", "p, 1.txt:2", "p, 1.txt:3"]
     assert output.notes == (
-        "activities: cuda was asked for, the model runs on cpu; cpu alone was recorded",
+        "activities: cuda was requested, the model runs on cpu; cpu alone was recorded",
         "the profiled pass was bounded to 1 sample(s) and 4 token(s) each (pipeline.torch_profiler.max_samples, "
         ".max_decode_steps; null lifts the bound)",
         "fake weights",

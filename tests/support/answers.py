@@ -11,7 +11,7 @@ def diagnosis_of(analysis: CaptureAnalysis) -> Diagnosis:
 
 
 def rules(analysis: CaptureAnalysis) -> list[str]:
-    """The causes found, in the order they are shown; without the name of the hottest kernel, which is no fault."""
+    """The causes found, in the order they are shown; without the name of the hottest kernel, which is not a fault."""
     return [finding.rule for finding in analysis.findings if finding.rule != "hottest_kernel"]
 
 

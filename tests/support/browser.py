@@ -128,7 +128,7 @@ class Browser:
 
 @contextmanager
 def chromium(*flags: str) -> Iterator[Browser]:
-    """A fresh browser with a profile of its own; everything is gone afterwards."""
+    """A fresh browser with its own profile; everything is gone afterwards."""
     driver = shutil.which("chromedriver")
     assert driver is not None, "chromedriver is not installed"
     with tempfile.TemporaryDirectory(prefix="llm-perf-chromium-", ignore_cleanup_errors=True) as profile:

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that behaves as told: in a thread for quick tests, or as a program of its own.
+"""An OpenAI-compatible server that behaves as told: in a thread for quick tests, or as its own program.
 
 `python fake_server.py --port N --host H [--fault F]`; faults: never_ready, dies_on_start, dies_under_load,
 every_tenth_500, stalls, busy, echoes, ignores_sigterm, tells_all, slow_start.
@@ -44,7 +44,7 @@ class FakeServer(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
+        """A client that went away is not news."""
 
     @property
     def url(self) -> str:
@@ -188,7 +188,7 @@ def main() -> None:
         load_model()
     if args.fault == "ignores_sigterm":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # A child of its own, as engines have.
+    # Its own child, as engines have.
     if os.fork() == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN if args.fault == "ignores_sigterm" else signal.SIG_DFL)
         time.sleep(300)

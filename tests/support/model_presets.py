@@ -20,6 +20,6 @@ def adapter_of(config: AppConfig) -> ModelAdapter:
 
 
 def load_preset(*overrides: str, seed: int = 0) -> Any:
-    """A model on the CPU in float32 unless told otherwise."""
+    """A model on the CPU in float32 by default."""
     config = compose_preset(*overrides)
     return adapter_of(config).load(config.model, config.infer, device="cpu", seed=seed)

@@ -66,7 +66,7 @@ def llm_perf(*args: str, cwd: Path, timeout_s: float = 120, **extra: str) -> Out
 def llm_perf_here(*args: str, cwd: Path, **extra: str) -> Outcome:
     """As `llm_perf`, inside of this process, which spares the second that a start and its imports take.
 
-    For tests of what a run does; those of signals, streams and crashes need a process of their own.
+    For tests of what a run does; those of signals, streams and crashes need their own process.
     """
     out, err = StringIO(), StringIO()
     variables, folder, path = dict(os.environ), Path.cwd(), [*sys.path]

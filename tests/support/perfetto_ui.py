@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.support.browser import Browser, chromium
 
-# Nothing but this machine is asked: the page looks for an account of its makers otherwise.
+# Nothing but this machine is queried: the page looks for an account of its makers otherwise.
 OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 QUERY = """
 const done = arguments[arguments.length - 1];

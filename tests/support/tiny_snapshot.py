@@ -27,7 +27,7 @@ def write_tiny_snapshot(folder: Path, *, weights: bool = True) -> Path:
         num_key_value_heads=2,
         max_position_embeddings=1024,
         bos_token_id=0,
-        # Never made: the vocabulary has no such piece, so that answers have the length that was asked for.
+        # Never made: the vocabulary has no such piece, so that answers have the length that was requested.
         eos_token_id=None,
         architectures=["LlamaForCausalLM"],
     )

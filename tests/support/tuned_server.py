@@ -27,7 +27,7 @@ class TunedServer(ThreadingHTTPServer):
         self.step_s, self.first_word = step_s, first_word
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
+        """A client that went away is not news."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -90,7 +90,7 @@ class FakeLoaded:
 class FakeAdapter:
     """`data_kind` is "tokens" or "pages"; FAKE_SLOW_S slows every decode step down.
 
-    FAKE_HUGE_BYTES are asked for in prefill.
+    FAKE_HUGE_BYTES are requested in prefill.
     """
 
     data_kind: str

@@ -238,7 +238,7 @@ def test_nsys_records_a_window_of_a_server_that_is_started_once_more(tmp_path: P
     assert [(stage["name"], stage["status"]) for stage in stages] == [("bench", "ok"), ("nsys", "ok")]
     assert stages[1]["notes"][0] == "a window of the server under concurrency 1, opened after warming up"
     assert (run / "nsys" / "run.sqlite").is_file() and not list((run / "nsys").glob("*.nsys-rep"))
-    # Measured was the server without nsys: what it printed, and was started with, stands in a file of its own.
+    # Measured was the server without nsys: what it printed, and was started with, is in its own file.
     assert (run / "bench" / "server.cmd.txt").read_text().startswith("cd ")
     assert "nsys launch" in (run / "bench" / "server-nsys.cmd.txt").read_text()
 

@@ -38,7 +38,7 @@ def slurm_env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
 
 
 def sweep_arguments(folder: Path, *more: str) -> list[str]:
-    """Six jobs; each needs a file of its own, and that of the fourth is not there."""
+    """Six jobs; each needs its own file, and that of the fourth is not there."""
     for name in NAMES:
         (folder / name).write_text("")
     (folder / "d").unlink()
@@ -152,7 +152,7 @@ def test_a_sweep_of_processes_here_survives_a_failed_job_and_is_resumed(launcher
 
 
 def test_a_sweep_on_ray_is_resumed_after_its_submitter_was_killed(tmp_path: Path) -> None:
-    """Ray needs an environment of its own: LLM_PERF_TEST_RAY names its Python, with this package and `[ray]`."""
+    """Ray needs its own environment: LLM_PERF_TEST_RAY names its Python, with this package and `[ray]`."""
     python = os.environ.get("LLM_PERF_TEST_RAY", "")
     if not python:
         why = "LLM_PERF_TEST_RAY names no Python with Ray; make test-cluster makes one"

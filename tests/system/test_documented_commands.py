@@ -88,7 +88,7 @@ def _commands(line: str) -> Iterator[list[str]]:
 
 
 def _documented() -> list[object]:
-    """Each command once, by where it stands first."""
+    """Each command once, by where it is first."""
     found: dict[tuple[str, ...], str] = {}
     for page in PAGES:
         for language, block in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):

@@ -245,7 +245,7 @@ DEMO = ("experiment=demo", "run.dry_run=true")
             ("run.top_n_kernels=99999999999", *DEMO),
             "run.top_n_kernels: not allowed (got 99999999999), allowed: a number ≤ 2",
         ),
-        (("model.adapter=os:path", *DEMO), "model.adapter: os:path is no adapter, it has no config_cls"),
+        (("model.adapter=os:path", *DEMO), "model.adapter: os:path is not an adapter, it has no config_cls"),
         (("model.adapter=':'", *DEMO), "model.adapter: cannot be imported (Empty module name)"),
         (("hydra.run.dir=/proc", *DEMO), "/proc: cannot be locked, .lock cannot be written there ("),
     ],

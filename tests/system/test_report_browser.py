@@ -394,7 +394,7 @@ def test_the_timeline_is_moved_zoomed_and_selected_by_mouse(browser: Browser) ->
 
 
 def test_a_clicked_kernel_has_an_arrow_from_its_launch(browser: Browser) -> None:
-    # Looked at in a copy: the page's own canvas is drawn by the GPU where there is one.
+    # Inspected in a copy: the page's own canvas is drawn by the GPU where there is one.
     red = (
         "const c = document.getElementById('timeline-canvas'), copy = document.createElement('canvas');"
         "copy.width = c.width; copy.height = c.height;"

@@ -209,7 +209,7 @@ esac
 
 
 def _smi(folder: Path, load: str) -> dict[str, str]:
-    """An environment with a stand-in of nvidia-smi that answers so when it is asked how busy the GPU is."""
+    """An environment with a stand-in of nvidia-smi that answers so when it is queried how busy the GPU is."""
     folder.mkdir(exist_ok=True)
     (folder / "nvidia-smi").write_text(SMI.format(load=load))
     (folder / "nvidia-smi").chmod(0o755)

@@ -65,7 +65,7 @@ VALUES = {
     "TORCH_UPLOAD": "tk9Qx2Lm4Np6Rr8St0Uv",
     "CUDA_CLOUD": "cl0ud-Zx8Yw7Vu6Ts5Rq4Pp",
 }
-# As people store them; programs print a form of their own.
+# As people store them; programs print their own form.
 STORED = {
     "STRIPPED_PASSWORD": "Nl-Leak-pass99\n",
     "QUOTED_PASSWORD": '"Qu0tedLeak-pw"',
@@ -150,7 +150,7 @@ def _secrets() -> dict[str, str]:
 
 
 def _found(root: Path) -> list[tuple[str, str]]:
-    """Which secret stands in which file, also inside of what is packed."""
+    """Which secret is in which file, also inside of what is packed."""
     found = []
     for path in root.rglob("*"):
         if path.is_file() and not path.is_symlink():

@@ -1,4 +1,4 @@
-"""A plug-in is equal to a built-in stage: what it declares counts, and its section stands on the page, escaped."""
+"""A plug-in is equal to a built-in stage: what it declares counts, and its section is on the page, escaped."""
 
 import ast
 import base64

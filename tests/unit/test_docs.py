@@ -15,7 +15,7 @@ from llm_perf_opt.report.render.glossary import GLOSSARY
 from tests.support.fixtures_dir import REPO
 
 DOCS = REPO / "docs"
-# What runs wrote alongside the pages of the showcase is no page of ours.
+# What runs wrote alongside the pages of the showcase is not a page of ours.
 WRITTEN = [p for p in DOCS.rglob("*.md") if p.parent in (DOCS, DOCS / "showcase", DOCS / "adr")]
 PAGES = sorted([*WRITTEN, *REPO.glob("*.md")])
 
@@ -49,7 +49,7 @@ def test_the_first_page_names_every_other_but_the_decisions() -> None:
     assert linked == {p.name for p in DOCS.glob("*.md")} - {"index.md"}
 
 
-# Pages that are no help in using or extending it.
+# Pages that are not help in using or extending it.
 NOT_FOR_MODELS = {"index.md", "compared.md", "founding.md", "migration.md", "support.md"}
 
 

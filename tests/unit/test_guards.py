@@ -148,7 +148,7 @@ def test_only_one_module_starts_programs() -> None:
         for p in _modules()
         if re.search(r"^\s*(import|from) subprocess", p.read_text(), re.M)
     ]
-    # The launcher of sampled programs is a program of its own, which imports nothing of ours.
+    # The launcher of sampled programs is its own program, which imports nothing of ours.
     assert users == ["profiling/launch_sampled.py", "system/process.py"]
     assert _imports(SOURCE / "profiling/launch_sampled.py") == set()
 
@@ -172,7 +172,7 @@ def test_there_is_one_broad_except_and_no_silent_one() -> None:
     assert broad == ["pipeline/run.py"]
 
 
-# What is written here is no document: texts put in quotes, keys of a signature, settings of a child, a request.
+# What is written here is not a document: texts put in quotes, keys of a signature, settings of a child, a request.
 JSON_OF_TEXTS = {
     "config/legacy.py", "config/load.py", "system/process.py", "system/secrets/known.py", "pipeline/compose.py",
     "pipeline/jobs/record.py", "system/lock.py", "pipeline/resume.py", "system/trust.py", "profiling/injected.py",

@@ -17,7 +17,7 @@ from tests.support.orchestrator import ALPHA, OFF, llm_perf_here
 from tests.support.report_runs import clean, stage, write_run
 from tests.support.schemas import valid
 
-# Standard output of these is a protocol or a program of its own.
+# Standard output of these is a protocol or its own program.
 NO_DOCUMENT = {"mcp"}
 # Words that each command refuses before it does any work.
 REFUSED = {

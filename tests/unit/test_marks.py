@@ -91,7 +91,7 @@ def test_facts_of_any_kind_leave_the_line_readable(
         pass
     listened()
     assert [(mark.name, mark.tokens) for mark in read_marks(tmp_path)] == [("a", 8), ("b", None)]
-    assert capsys.readouterr().err == "llm_perf_opt.marks: tokens='many' is no count, left out\n"
+    assert capsys.readouterr().err == "llm_perf_opt.marks: tokens='many' is not a count, left out\n"
 
 
 def test_a_forked_worker_writes_its_phases_at_its_end(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_two_flags_that_interact_are_found_with_two_fifths_of_the_starts_of_a_gr
 
 
 def compare_equal(seed: int, noise: float) -> str:
-    """An A/A comparison, looked at as a search does, until it is settled."""
+    """An A/A comparison, inspected as a search does, until it is settled."""
     draw = random.Random(seed)
     sides: tuple[list[float], list[float]] = ([], [])
     for number in range(1, ROUND_LOOKS[-1] + 1):
@@ -287,7 +287,7 @@ def test_settings_replace_what_the_start_says_of_the_same_options(
         ("options: []", "--space.options"),
         ("a list", "--space: {path}: not a mapping, allowed: `options:` with a list below it"),
         ("options: [{id: a, values: [1]}]", "--space: options.a: needs a flag or a variable"),
-        ("options: [{id: a, flag: --a, values: [1, 1]}]", "--space: options.a: the value '1' stands there twice"),
+        ("options: [{id: a, flag: --a, values: [1, 1]}]", "--space: options.a: the value '1' is there twice"),
         ("options: [{id: a, flag: --a, values: [false]}]", "--space: options.a: false needs the flag that says no"),
         (
             "options: [{id: a, flag: --a, choices: [{value: 1, when: [rain]}]}]",
@@ -492,7 +492,7 @@ def test_the_pages_show_the_frontier_the_gain_of_each_flag_and_what_to_start() -
     for text in ("Frontier", "What each setting brings", "--tokens 8192", "--sequences 256", "kind: Deployment"):
         assert text in page, text
     markdown = render_server_markdown(found)
-    assert "| --tokens 8192 |" in markdown and "no claim" in markdown and "compose.yaml" in markdown
+    assert "| --tokens 8192 |" in markdown and "not a claim" in markdown and "compose.yaml" in markdown
     terminal = render_server_terminal(found)
     assert "to start:\n  simulated --tokens 8192" in terminal
     assert found.sentence.startswith("goodput 57.12 → 100.0 requests/s, ") and "interleaved rounds" in found.sentence

@@ -94,7 +94,7 @@ def test_importing_the_package_loads_nothing_of_it(surface: str) -> None:
     code = f"import json, sys, {surface}; print(json.dumps([m for m in sys.modules if 'llm_perf_opt' in m]))"
     loaded = _in_a_new_process(code)
     assert isinstance(loaded, list)
-    # An editable install brings a finder of its own.
+    # An editable install brings its own finder.
     assert [name for name in loaded if not name.startswith("_")] == sorted({"llm_perf_opt", surface})
 
 

@@ -1,4 +1,4 @@
-"""Student's distribution against tables, and what is said about repeats that do not agree."""
+"""Student's distribution against tables, and what is reported about repeats that do not agree."""
 
 import math
 import random

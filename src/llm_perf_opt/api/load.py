@@ -32,7 +32,7 @@ def analyze(
     if len(paths) == 1 and _is_run(paths[0]):
         raise ConfigError(f"analyze: {paths[0]} is a run, allowed: capture files; load_run opens a run")
     found = PerfAnalysis(CaptureFiles(paths, detail=detail, files_are=files_are), limits)
-    # What is wrong with a file is said here, and not where its first figure is used.
+    # What is wrong with a file is reported here, and not where its first figure is used.
     _ = found.diagnosis
     return found
 

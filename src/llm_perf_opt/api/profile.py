@@ -88,7 +88,7 @@ def profile(
     path = None if output is None else Path(output).expanduser()
     if path is not None and not path.name.endswith((".json", ".json.gz")):
         raise ConfigError(
-            f"profile: output is no trace file (got {path}), allowed: a name that ends in .json or .json.gz"
+            f"profile: output is not a trace file (got {path}), allowed: a name that ends in .json or .json.gz"
         )
     return ProfiledBlock(output=path, shapes=shapes, memory=memory, stacks=stacks)
 

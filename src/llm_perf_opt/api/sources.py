@@ -209,7 +209,7 @@ class RunDirectory:
         return {}
 
     def _files_of(self, stage_name: str, role: Role) -> CaptureFiles | None:
-        """A manifest of somebody else must not make us read files outside the run."""
+        """A manifest of another user must not make us read files outside the run."""
         root, stage = real_path(self.path), self.manifest.stage(stage_name)
         files = [] if stage is None else [file.path for file in stage.files if file.role == role]
         inside = [file for file in files if file.is_file() and real_path(file).is_relative_to(root)]

@@ -42,7 +42,7 @@ class SnapshotBlock:
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationSite:
-    """Where memory was asked for: the innermost line of the user's own code, and the innermost frame of all."""
+    """Where memory was requested: the innermost line of the user's own code, and the innermost frame of all."""
 
     owner: str
     leaf: str

@@ -1,7 +1,7 @@
 """Kernels that only move data, by what they do: layout, dtype cast, gather, cat, scatter, plain copy.
 
 Where operators were recorded, the innermost one that says what it copies counts; where their input shapes were, a `cat`
-that appends to a growing tensor (a cache of keys and values) is told from any other.
+that appends to a growing tensor (a cache of keys and values) is distinguished from any other.
 """
 
 from collections.abc import Sequence

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.config.schema import HardwareSection
 
 # Torch's foreach functions: the functor's type, how many lists of tensors it is given, how many it reads, which it
-# writes. Fused optimizers, torch's and those of Apex and Megatron, are given by a functor of their own.
+# writes. Fused optimizers, torch's and those of Apex and Megatron, are given by their own functor.
 _FOREACH = re.compile(
     r"multi_tensor_apply_kernel<.*\b(?:Unary|Binary|Pointwise|Ternary)Op\w*Functor<"
     r"(?:[^<>]*?, ?(?:\(int\))?(\d+), ?(?:\(int\))?(\d+), ?(?:\(int\))?(\d+))?"

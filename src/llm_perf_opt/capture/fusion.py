@@ -136,7 +136,7 @@ class _Rows:
 def _begins_a_step(name: Ints, starts: Ints, length: Ints) -> Flags:
     """Where a chain that repeats a sequence of kernels begins with it again: a loop's next step, or another tensor.
 
-    Equal chains are looked at once: a model repeats them in each of its layers.
+    Equal chains are inspected once: a model repeats them in each of its layers.
     """
     begins = np.zeros(len(name), np.bool_)
     long = np.flatnonzero(length >= MIN_REPEATED)
@@ -210,7 +210,7 @@ FLOPS_REMAIN = "FLOPs and operands of the products remain, at three quarters of 
 def attention_in_pieces(timeline: Timeline, least_ns: Ints | None = None) -> AttentionInPieces:
     """Softmax kernels between two products on one stream, with nothing but elementwise work and copies in between.
 
-    Where operators were recorded, they say which products are attention's. Where not, it is no attention if the
+    Where operators were recorded, they say which products are attention's. Where not, it is not attention if the
     softmax is next to nothing alongside the products, or if fused attention runs before each of them: a router's.
     `least_ns` is what remains of each product in one kernel, -1 where that is not known (`shapes.least_fused_ns`).
     """
@@ -329,7 +329,7 @@ def _by_stream(kernels: Activities) -> tuple[Ints | slice, Ints]:
     if in_time and all(int(c.min()) == int(c.max()) for c in (kernels.process, kernels.device, kernels.stream)):
         return slice(None), kernels.stream
     lane = _lanes(kernels)
-    # Captures mostly list kernels in time: then only streams are to be told apart.
+    # Captures mostly list kernels in time: then only streams are to be distinguished.
     order = np.argsort(lane, kind="stable") if in_time else np.lexsort((kernels.start_ns, lane))
     return order, lane[order]
 

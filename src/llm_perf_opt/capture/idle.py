@@ -40,7 +40,7 @@ from llm_perf_opt.capture.timeline import Activities, Calls, Timeline, distinct,
 # work. Captures of many programs have hardly any idle time in gaps near this length.
 LONG_GAP_NS = 500_000
 # Where gaps longer than any launch takes, and far longer than most, are few and yet hold most of the waiting for the
-# host, they have a reason of their own too: one loop of the program, not one launch.
+# host, they have their own reason too: one loop of the program, not one launch.
 SLOW_LAUNCH_NS = 200_000
 FAR, FEW, MOST = 10, 0.2, 0.5
 # In the place of a launching call: the driver moved pages of unified memory by itself.
@@ -175,7 +175,7 @@ def map_idle(timeline: Timeline) -> dict[int, IdleMap]:
 
 
 def _without_frees(timeline: Timeline) -> Calls:
-    """The calls, of which those that free memory are no waits."""
+    """The calls, of which those that free memory are not waits."""
     calls = timeline.calls
     codes = [code for code, name in enumerate(timeline.names) if _FREES.match(name)]
     if not codes:

@@ -35,7 +35,7 @@ def limit_kernel_names(timeline: Timeline) -> Timeline:
     names += dict.fromkeys(families)
     recoded = codes.copy()
     recoded[rare] = [known[family] for family in families]
-    # What no event is called any more is not looked at again.
+    # What no event is called any more is not inspected again.
     for code in np.setdiff1d(codes[rare], _names_of_others(timeline)).tolist():
         names[code] = REST
     note = (

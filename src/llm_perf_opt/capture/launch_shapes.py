@@ -345,7 +345,7 @@ def _per_shape(timeline: Timeline, values: Sequence[int], unknown: int) -> Ints 
 
 
 def _works(timeline: Timeline, chosen: Flags) -> Flags:
-    """Which kernels neither communicate nor wait on purpose; those not chosen need not be looked at."""
+    """Which kernels neither communicate nor wait on purpose; those not chosen need not be inspected."""
     works = np.zeros(len(timeline.names), np.bool_)
     for code in distinct(timeline.kernels.name[chosen]).tolist():
         name = timeline.names[code]

@@ -1,6 +1,6 @@
 """The ranges that cause work: of a range's own thread, and of threads that launch for it while it is blocked.
 
-Autograd runs the backward pass on a thread of its own, and data-parallel workers launch for a step that waits for them.
+Autograd runs the backward pass on its own thread, and data-parallel workers launch for a step that waits for them.
 The thread that opened the range launches nothing meanwhile. A call of such a helper thread belongs to the innermost
 range that is open on the thread it works for, and a range of the helper lies inside that range. So every piece of work
 has one innermost range, and the rows of ranges that nest add up.

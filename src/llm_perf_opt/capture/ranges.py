@@ -220,7 +220,7 @@ def _sums_before(column: Ints) -> Ints:
     return out
 
 
-# Pairs of range and kernel looked at in one go: bounds the memory, whatever the capture's length.
+# Pairs of range and kernel inspected in one go: bounds the memory, whatever the capture's length.
 BATCH_PAIRS = 250_000
 
 
@@ -281,7 +281,7 @@ class RangeInstances:
 
 
 def measure_ranges(timeline: Timeline, maps: Mapping[int, IdleMap], *, detailed_names: int = 32) -> RangeInstances:
-    """Measure every range that is neither warm-up nor inside a range of its own name."""
+    """Measure every range that is neither warm-up nor inside its own range name."""
     ranges = timeline.ranges
     ownership = find_ownership(timeline)
     warm = _inherited(warmup_ranges(timeline), ownership)

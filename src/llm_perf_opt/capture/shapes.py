@@ -1,4 +1,4 @@
-"""Matrix products, attention, convolutions and normalisations of a trace by shape and type, against the GPU's roof.
+"""Matrix products, attention, convolutions and normalisations of a trace by shape and type, against the GPU's roofline.
 
 A kernel belongs to the innermost operator around its launch whose work is known from its inputs. The time of a call is
 that of all its kernels; FLOPs and bytes are what the call needs (`kernels/operator_work.py`).
@@ -214,7 +214,7 @@ def _works(timeline: Timeline, detail: TraceDetail) -> tuple[list[tuple[str, Ope
 
 
 def roof_of(gpu: str | None, hardware: "HardwareSection | None") -> GpuPeaks:
-    """The catalogue's entry of a GPU as roofs."""
+    """The catalogue's entry of a GPU as rooflines."""
     if gpu is None or hardware is None:
         why = "the capture does not name its GPU" if gpu is None else f"the peaks of {gpu} are not in the catalogue"
         return GpuPeaks(gpu=gpu, peak_tflops={}, bandwidth_gb_s=None, how=why)

@@ -13,7 +13,7 @@ from llm_perf_opt.capture.intervals import Ints, union
 from llm_perf_opt.capture.kernels.names import classify_kernel
 from llm_perf_opt.capture.timeline import Activities, Timeline, distinct, join, take
 
-# A stream with less than this part of the kernel time is no second line of work.
+# A stream with less than this part of the kernel time is not a second line of work.
 MIN_STREAM_SHARE = 0.1
 # Streams that run side by side for more than this part of what could are no longer one after the other.
 MAX_OVERLAP_SHARE = 0.1

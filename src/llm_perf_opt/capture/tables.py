@@ -218,7 +218,7 @@ def _summed(values: Any, starts: Ints) -> Any:
 
 
 def _tallied(group: Ints, value: Ints) -> tuple[Ints, Ints, Ints]:
-    """The values of every group in order, and how often each is there; one may stand there several times."""
+    """The values of every group in order, and how often each is there; one may be there several times."""
     groups = int(group.max()) + 1 if len(group) else 1
     room = len(value) // groups
     odd = (value & (CLOCK_STEP - 1)) != 0

@@ -75,7 +75,7 @@ class TimelineWindow:
     correlations: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """A file of somebody else may hold any number, and a wrong index would lead anywhere."""
+        """A file of another user may hold any number, and a wrong index would lead anywhere."""
         length = self.window_ns[1] - self.window_ns[0]
         for events, lanes in ((self.ranges, None), (self.calls, self.threads), (self.kernels, self.streams)):
             for start, end, lane, name, *_ in events:
@@ -247,7 +247,7 @@ def _kernels(
 
 
 def _class(name: str) -> str:
-    """The class of a kernel; what the profilers call a copy or a set is no kernel's name."""
+    """The class of a kernel; what the profilers call a copy or a set is not a kernel's name."""
     return "copy" if name.startswith(("Copy ", "Memcpy", "Memset")) else classify_kernel(name)
 
 
@@ -292,7 +292,7 @@ def _calls(
     end: int,
     names: Codes[str],
 ) -> _HostRows:
-    """Runtime calls, and operators where they are asked for."""
+    """Runtime calls, and operators where they are requested."""
     calls = timeline.calls
     pick = np.flatnonzero(_inside(calls.start_ns, calls.end_ns, start, end))
     pick = pick[np.argsort(calls.start_ns[pick], kind="stable")]

@@ -1,4 +1,4 @@
-"""`llm-perf analyze`: captures made elsewhere, read on any machine.
+"""`llm-perf analyze`: existing captures, read on any machine.
 
 nsys reports (.nsys-rep, needs nsys to export), exports (.sqlite) and kernel summaries (.csv); torch profiler traces
 (.json, .json.gz); databases of rocprofv3 (.db); ncu reports and CSV pages; memory snapshots of torch (.pickle); results
@@ -23,7 +23,7 @@ from llm_perf_opt.system.json_output import print_json
 
 
 def split_context(args: argparse.Namespace) -> CaptureContext:
-    """Tell captures from overrides: an override has a `=` and is no file."""
+    """Tell captures from overrides: an override has a `=` and is not a file."""
     given = [str(path) for path in args.files]
     overrides = tuple(text for text in given if "=" in text and not Path(text).exists())
     files = tuple(Path(text) for text in given if text not in overrides)
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser(
         "analyze",
-        "Analyse captures made elsewhere. Several files of one kind are taken as ranks of one job where "
+        "Analyse existing captures. Several files of one kind are taken as ranks of one job where "
         "they say so, else as repetitions of one run; ncu files given with an nsys capture are joined with its "
         "kernels.",
         [

@@ -123,12 +123,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--threshold", type=float, default=2.0, metavar="PERCENT", help="differences below it do not matter (default 2)"
     )
-    parser.add_argument("--pairs", action="store_true", help="the n-th passes of both sides were made in turns")
+    parser.add_argument("--pairs", action="store_true", help="the n-th passes of both sides were made interleaved")
     parser.add_argument(
         "--interleave",
         type=_pairs,
         metavar="N",
-        help="make N runs of each side, in turns, as the overrides after -- say; auto: until it is settled, at most "
+        help="make N runs of each side, interleaved, as the overrides after -- say; auto: until it is settled, at most "
         f"{AUTO_LOOKS[-1]}",
     )
     parser.add_argument("--resume", type=Path, metavar="DIR", help="continue with an interrupted --interleave")
@@ -183,7 +183,7 @@ def _resumed(
     again.output = folder
     if args.junit is not None:
         again.junit = args.junit.resolve()
-    # Overrides and refs were given where the user stood then.
+    # Overrides and refs were given where the user was then.
     with written_by("--resume", Path(planned.user_dir)):
         os.chdir(planned.user_dir)
     return again, planned.experiment

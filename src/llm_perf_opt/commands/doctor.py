@@ -82,7 +82,7 @@ def _driver(host: Host) -> Check:
 
 
 def _tool(tool: Tool) -> Check:
-    """Presence and version; the importer of nsys is a check of its own."""
+    """Presence and version; the importer of nsys is its own check."""
     if tool.path is None or tool.version is None:
         return Check(name=tool.name, ok=False, value="not usable", remedy=tool.trouble)
     return Check(name=tool.name, ok=True, value=f"{tool.version} ({tool.path})")

@@ -40,7 +40,7 @@ PARAMS_AT_ONCE = 100
 # What the small packages cannot do by themselves.
 MLFLOW_HINT = (
     "set MLFLOW_TRACKING_URI to the address of your server; without one, `pip install sqlalchemy alembic` lets MLflow "
-    "keep a file of its own"
+    "keep its own file"
 )
 WANDB_HINT = "log in with `wandb login`, or set WANDB_MODE=offline and sync later"
 
@@ -262,7 +262,7 @@ def _write_perfetto(args: argparse.Namespace) -> None:
     kinds = [kind_of(file) for file in files]
     windows = []
     with tempfile.TemporaryDirectory(prefix="llm-perf-export-") as scratch:
-        # Each by itself: a trace of torch and one of nsys are no two ranks.
+        # Each by itself: a trace of torch and one of nsys are not two ranks.
         for kind in dict.fromkeys(kinds):
             own = [file for file, its in zip(files, kinds, strict=True) if its == kind]
             for measured in read_captures(own, [kind] * len(own), Path(scratch), detailed=True).measured:
@@ -338,7 +338,7 @@ def _to_wandb(wandb: ModuleType, run: IndexedRun, project: str) -> None:
 
 
 def _sent(run_dir: Path) -> list[Path]:
-    """The files that go with the numbers; a link in a run of somebody else could lead to any file of ours."""
+    """The files that go with the numbers; a link in a run of another user could lead to any file of ours."""
     paths = [run_dir / name for name in ARTIFACTS]
     return [path for path in paths if path.is_file() and not path.is_symlink()]
 

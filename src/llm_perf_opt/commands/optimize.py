@@ -39,7 +39,7 @@ examples:
   llm-perf optimize server=sglang 'server.args=[--model-path,MODEL]' --dry-run
 
 A finding of the profile names what could help; each is tried in a process of
-its own, its passes in turns with those of what it is compared with, and counts
+its own, its passes interleaved with those of what it is compared with, and counts
 only if its outputs hold. Every key: docs/optimize.md.
 exit codes: 0 done, also when nothing helped; 1 the start could not be run;
 2 bad input; 130 interrupted
@@ -308,7 +308,7 @@ def _optimize_program(args: argparse.Namespace, options: "OptimizeOptions", comm
 
     problems = []
     if args.experiments is None:
-        problems.append("--experiments: needed for a program of your own: a YAML file with what to try")
+        problems.append("--experiments: needed for your own program: a YAML file with what to try")
     if args.words:
         problems.append(f"optimize: overrides are for our own model (got {args.words[0]!r}), allowed: options and `--`")
     if shutil.which(command[0]) is None:

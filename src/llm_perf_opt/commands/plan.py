@@ -236,7 +236,7 @@ def _price_file(request: Request, problems: list[str]) -> dict[str, float]:
     known = {file.stem for file in (conf_dir() / "hardware").glob("*.yaml")}
     for name, value in data.items():
         if name not in known:
-            problems.append(f"--prices: {path}: {name!r} is no entry of conf/hardware")
+            problems.append(f"--prices: {path}: {name!r} is not an entry of conf/hardware")
         elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST_NUMBER:
             problems.append(f"--prices: {path}: {name}: not a price per hour and device (got {value!r})")
     return {} if problems else {str(name): float(value) for name, value in data.items()}

@@ -43,7 +43,7 @@ examples:
 The program gets no standard input; one that reads a file:
 llm-perf run -- sh -c 'python my_script.py < FILE'
 
-What stands before `--` are overrides as of `llm-perf profile`; it is that
+What is before `--` are overrides as of `llm-perf profile`; it is that
 command with workload.command set.
 """
 # What a flag switches.
@@ -118,7 +118,7 @@ def _with_interpreter(command: list[str]) -> list[str]:
 
 
 def refuse_input(stream: IO[str] | None, command: Sequence[str]) -> None:
-    """The program is run several times, always without input: who gives it some is told, not measured doing nothing."""
+    """Refuse standard input that holds data: the program runs several times, always without input."""
     if stream is None or stream.closed or not _holds_data(stream.fileno()):
         return
     again = shlex.join(command)

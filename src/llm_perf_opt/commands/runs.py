@@ -31,7 +31,7 @@ MIGRATE = "old layout: python scripts/migrate-run-layout.py --dry-run {path}"
 
 
 def find_runs(root: Path) -> list[RunRow]:
-    """Every run below a directory, oldest first; sweeps are looked into."""
+    """Every run below a directory, oldest first; sweeps are inspected."""
     return _rows(LocalFolder(root=root))
 
 
@@ -64,7 +64,7 @@ def is_old_layout(path: Path) -> bool:
 
 def main(argv: Sequence[str]) -> int:
     examples = ["llm-perf runs", "llm-perf runs --where 'tpot_ms<500' --sort tpot_ms", "llm-perf runs --html runs.html"]
-    parser = command_parser("runs", "List runs with their times; sweeps are looked into.", examples)
+    parser = command_parser("runs", "List runs with their times; sweeps are inspected.", examples)
     where = f"a folder here or in a store (s3://…); default: {DEFAULT_DIR}"
     parser.add_argument("dir", nargs="?", default=str(DEFAULT_DIR), help=where)
     parser.add_argument("--json", action="store_true", help="print one JSON array (docs/schemas/runs.schema.json)")

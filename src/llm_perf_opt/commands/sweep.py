@@ -40,10 +40,10 @@ def main(argv: Sequence[str]) -> int:
         help=f"the two or more numbers that span the Pareto front (default {','.join(OBJECTIVES)})",
     )
     report.add_argument("--json", action="store_true", help="print one JSON object (docs/schemas/sweep.schema.json)")
-    resume = commands.add_parser("resume", help="run the jobs that are missing or failed, as they were asked for")
+    resume = commands.add_parser("resume", help="run the jobs that are missing or failed, as they were requested")
     resume.add_argument("dir", type=Path, help="the directory of the sweep, such as tmp/runs/sweep-…")
     resume.add_argument("overrides", nargs="*", help="secrets that were not recorded, or another launcher=…")
-    resume.add_argument("--trust", action="store_true", help="run what somebody else's sweep says")
+    resume.add_argument("--trust", action="store_true", help="run what another user's sweep says")
     resume.add_argument("--json", action="store_true", help="then print the sweep as `sweep report --json` does")
     args = parser.parse_args(argv)
     return _report(args) if args.what == "report" else _resume(args)
@@ -153,7 +153,7 @@ class ReadSweep:
 
 
 def read_sweep(folder: Path) -> ReadSweep:
-    """Every job a sweep was asked for, also those that did not begin; without such a list, the runs that are there."""
+    """Every job a sweep was requested, also those that did not begin; without such a list, the runs that are there."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such directory; give that of a sweep, such as tmp/runs/sweep-…")
     document = read_jobs(folder)

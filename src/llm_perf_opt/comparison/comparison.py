@@ -270,7 +270,7 @@ def compare_metrics(
     found = _estimates(names, base, candidate, paired=paired, variation=variation)
     if not found.keys() - {PEAK_MEMORY}:
         found = {**_estimates((WALL,), base, candidate, paired=paired, variation=variation), **found}
-    # Of runs, clean times decide; captures are asked where there are none.
+    # Of runs, clean times decide; captures are queried where there are none.
     doubts = {} if found else {one.metric: one.doubt for one in seen}
     found = found or {one.metric: one.estimate for one in seen}
     known = [p for one in found.values() if (p := one.p_beyond(threshold)) is not None]

@@ -3,7 +3,7 @@
 Kernels have verdicts: each instance in a capture is a measurement of its kernel, so Welch's test compares the averages,
 corrected for the number of kernels. What a whole capture did differently, such as a lower clock, no such test can see.
 Rows of other tables get what their samples allow: instances of ranges and profiled passes with operators are tested in
-the same way, bounds are exact, and of numbers that were taken once only equality within the threshold can be said.
+the same way, bounds are exact, and of numbers that were taken once only equality within the threshold can be reported.
 """
 
 import math
@@ -29,7 +29,7 @@ ALPHA = 0.05
 FEWEST_INSTANCES = 4
 # Of the largest row of a table.
 WORTH_ASKING = 0.01
-# Kernels that get a step of their own.
+# Kernels that get their own step.
 STEPS = 8
 
 

@@ -129,7 +129,7 @@ def check_condition(
 
 
 def failed_run(condition: Condition, reason: str, *, is_candidate: bool) -> GateResult:
-    """A candidate that failed has regressed; without a base nothing can be said."""
+    """A candidate that failed has regressed; without a base nothing can be reported."""
     return GateResult(
         condition=condition.text,
         status="failed" if is_candidate else "inconclusive",

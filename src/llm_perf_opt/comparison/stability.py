@@ -12,7 +12,7 @@ from statistics import fmean, median, stdev
 from llm_perf_opt.comparison.student import t_quantile
 
 CONFIDENCE = 0.95
-# A half-width of the interval below this share of the value counts as settled where nothing else was asked for.
+# A half-width of the interval below this share of the value counts as settled where nothing else was requested.
 TARGET = 0.02
 # Smaller disagreements than this are not worth a sentence.
 NOTABLE = 0.03
@@ -22,12 +22,12 @@ FEWEST_PROBES = 3
 SMALLER_LEVEL, APART = 0.2, 4.0
 # Kendall's statistic in units of its own deviation: chance gives more than this about once in a thousand series.
 DRIFT_SIGMA = 3.3
-# Cores that other programs kept busy, as a part of all cores, from which it is said.
+# Cores that other programs kept busy, as a part of all cores, from which it is reported.
 OTHER_LOAD = 0.1
 CLOCK_SPREAD = 0.05
 # A fixed piece of host work whose slower tenth takes so much longer than its faster one.
 HOST_SPREAD = 0.15
-# Every pair of values is looked at.
+# Every pair of values is inspected.
 MOST_FOR_DRIFT = 300
 # Nobody makes more repeats than this.
 MANY = 300
@@ -98,7 +98,7 @@ def repeats_for(levels: Sequence[float], target: float) -> int:
 
 
 def check_stability(name: str, series: Sequence[RepeatedValue], *, target: float = TARGET) -> Stability:
-    """What is to be said of the repeats of one metric."""
+    """What is to be reported of the repeats of one metric."""
     levels = repeat_levels(series)
     relative = [item.value for item in relative_values(series)]
     found = [text for text in (_warmup(levels), _two_levels(relative) or _drift(relative)) if text is not None]

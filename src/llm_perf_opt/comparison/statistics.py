@@ -6,8 +6,8 @@ with replacement, and inside each the repeats, all samples of a repeat together:
 Pairs of passes that were measured one alongside the other are drawn as pairs, and the difference is the Hodges-Lehmann
 estimate of theirs: drift that hits both halves of a pair cancels, and one disturbed pair does not decide. What differs
 inside a pass shows in the differences between pairs, so it is not drawn a second time. Two or three pairs say little of
-how pairs differ. There the passes of each side are asked as well, which are twice as many, and the narrower of the two
-answers counts, corrected for having asked twice; it is never narrower than what differs inside a pass.
+how pairs differ. There the passes of each side are queried as well, which are twice as many, and the narrower of the
+two answers counts, corrected for having asked twice; it is never narrower than what differs inside a pass.
 
 The interval is Student's with as many degrees of freedom as there are passes (or repeats, or samples) to draw from:
 percentiles of a bootstrap over five passes would be too narrow by a third.
@@ -34,7 +34,7 @@ DRAWS = 2000
 # Values drawn in one go; larger passes get fewer draws.
 LARGEST_DRAW = 4_000_000
 FEWEST_DRAWS = 200
-# Where the interval has to become very narrow, the answer is "very many", not a number nobody believes.
+# Where the interval has to become very narrow, the answer is "many", not a number nobody believes.
 MOST_REPEATS = 1000
 # Fewer pairs than this are also judged by how the passes of each side differ.
 FEWEST_PAIRS = 4
@@ -163,7 +163,7 @@ def estimate(
 ) -> ChangeEstimate:
     """Compare two sides that both hold positive values.
 
-    `repeats_start`: each repeat of a pass is a start of its own. `variation` is used where a side has one start.
+    `repeats_start`: each repeat of a pass is its own start. `variation` is used where a side has one start.
     """
     found = _measured(base, candidate, paired=paired, seed=seed)
     starts = [_starts(side, repeats_start=repeats_start) for side in (base, candidate)]

@@ -1,4 +1,4 @@
-"""Command lines: Hydra's flags and overrides told apart, so that both may stand in any order; parsers of the others."""
+"""Command lines: Hydra's flags and overrides distinguished, so that both may be in any order; parsers of the others."""
 
 import argparse
 import errno
@@ -187,7 +187,7 @@ def _without(flags: Sequence[str], names: Sequence[str]) -> list[str]:
 def _refuse_unknown(flags: Sequence[str], given: Sequence[str]) -> None:
     """A flag Hydra does not have, or a piece of one, which argparse would take for the whole of it.
 
-    Settings are no flags: `--experiment demo` is meant as `experiment=demo`.
+    Settings are not flags: `--experiment demo` is meant as `experiment=demo`.
     """
     for flag in flags:
         name, sign, value = flag.partition("=")

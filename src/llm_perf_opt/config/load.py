@@ -42,7 +42,7 @@ _RATE_MAPS = ("peak_tflops", "achieved_tflops")
 
 
 def plain_values(raw: dict[str, Any], user_dir: Path) -> dict[str, Any]:
-    """Paths absolute from where the user stood, rates without those nobody knows, commands as words."""
+    """Paths absolute from where the user was, rates without those nobody knows, commands as words."""
     out = deepcopy(raw)
     _make_paths_absolute(out, user_dir)
     _drop_unknown_rates(out.get("hardware"))
@@ -68,7 +68,7 @@ def _drop_unknown_rates(hardware: Any) -> None:
 
 
 def _make_paths_absolute(raw: dict[str, Any], user_dir: Path) -> None:
-    """Relative paths are meant from the directory the user stood in."""
+    """Relative paths are meant from the directory the user was in."""
     for section, keys in _PATH_KEYS.items():
         values = raw.get(section)
         if not isinstance(values, dict):
@@ -153,7 +153,7 @@ def problems_outside_the_model(
     known_stages: Iterable[str],
     broken: Mapping[str, str] | None = None,
 ) -> list[Problem]:
-    """What is wrong where the model's adapter has no say: `model.*` and `infer.*` are its own and are not looked at."""
+    """What is wrong where the model's adapter has no say: `model.*` and `infer.*` are its own and are not inspected."""
     raw = plain_values(resolve(cfg), user_dir)
     return _check(raw, _SECTIONS, stage_classes, known_stages, broken or {}, _borrowed(cfg)).problems
 
@@ -196,7 +196,7 @@ def _check(
     problems += _list_problems(typed.get("run"), typed.get("dataset"))
     problems += _rank_problems(typed.get("run"), typed.get("infer"), typed.get("workload"))
     told = {problem.key for problem in problems}
-    # A value taken from another key is told once, where it was set.
+    # A value taken from another key is reported once, where it was set.
     problems = [problem for problem in problems if borrowed.get(problem.key) not in told]
     return _Checked(sections=typed, stages=stages, problems=problems)
 
@@ -235,7 +235,7 @@ def _rank_problems(run: Any, infer: Any, workload: Any) -> list[Problem]:
         text = "ranks would disagree on when to stop (got 'auto'), allowed: a number"
         found.append(Problem(key="run.repeats", text=text))
     if run.ranks is not None and isinstance(workload, WorkloadSection) and workload.command is not None:
-        text = f"a program of your own starts its ranks itself (got {run.ranks}), allowed: null; put torchrun into it"
+        text = f"your own program starts its ranks itself (got {run.ranks}), allowed: null; put torchrun into it"
         found.append(Problem(key="run.ranks", text=text))
     return found
 

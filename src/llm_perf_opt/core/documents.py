@@ -1,6 +1,6 @@
 """Documents that cross a wall between packages: written by `workload` or `profiling`, read by `report`.
 
-A document's record stands alongside its writer wherever the reader may import it. `report` knows neither `workload` nor
+A document's record is alongside its writer wherever the reader may import it. `report` knows neither `workload` nor
 `profiling`, so the records of what they write for it are here, where all of them may look. A reader may do without keys
 that have a default, because a run made earlier did not write them.
 """
@@ -15,7 +15,7 @@ RunState = Literal["running", "done", "failed"]
 
 
 def _refuse_negative(what: str, values: Iterable[float | None]) -> None:
-    """A file of somebody else may hold any number."""
+    """A file of another user may hold any number."""
     wrong = next((value for value in values if value is not None and value < 0), None)
     if wrong is not None:
         raise ValueError(f"{what}: {wrong} is below zero")
@@ -132,7 +132,7 @@ class Methods:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsDocument:
-    """`metrics.json`: what a run of our own workload measured of itself.
+    """`metrics.json`: what our own run workload measured of itself.
 
     `modules` are the shares of the parts of the model in each phase, by device time where there is any, else by CPU
     time, as `modules_by` says; `slowdown` is profiled time by clean time.
@@ -166,7 +166,7 @@ class MetricsDocument:
 class GeneratedKernel:
     """A kernel torch.compile wrote: what it is made of, and its source by the path from the run directory.
 
-    `modules` are those its operations stood in, numbers of layers as `*`; none where that is not known.
+    `modules` are those its operations was in, numbers of layers as `*`; none where that is not known.
     """
 
     name: str
@@ -285,7 +285,7 @@ class HostThread:
 
 @dataclass(frozen=True, kw_only=True)
 class HostGil:
-    """Who held the interpreter's lock, in a pass of its own: parts of the pass, by main thread and others."""
+    """Who held the interpreter's lock, in its own pass: parts of the pass, by main thread and others."""
 
     main_share: float
     others_share: float
@@ -368,7 +368,7 @@ class HostObserved:
 class HostDocument:
     """Samples of a program's Python stacks: `wall_s` is the pass they were taken in, `samples` those of the main
     thread, `cpu_s` the processor time of all its processes. `fell_behind`: the sampler missed samples for want of a
-    processor, so that what was not sampled is no part of the program of its own.
+    processor, so that what was not sampled is not a part of the program of its own.
     """
 
     schema_version: Literal[1] = 1

@@ -34,9 +34,9 @@ DECODE_STEP: Final = "decode_step"
 WARMUP: Final = "warmup"
 # The range in which one unit of a phase happens: a prompt, or a token.
 PHASE_RANGE = {PREFILL: PREFILL, DECODE: DECODE_STEP}
-# Around every forward of a module stands a range named after its group: `module:attention`.
+# Around every forward of a module is a range named after its group: `module:attention`.
 MODULE_PREFIX: Final = "module:"
-# Around every collective of a step stands a range `communication:all_reduce:BYTES`.
+# Around every collective of a step is a range `communication:all_reduce:BYTES`.
 COMMUNICATION: Final = "communication"
 # Ranks of a job but the first write into folders of this name and their number; captures carry it in theirs.
 RANK_PREFIX: Final = "rank"

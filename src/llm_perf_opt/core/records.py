@@ -42,7 +42,8 @@ class Metric:
 
     `how` is a short phrase such as "clean pass, median of 30"; `per` names the denominator of a ratio; `source` is the
     file inside the run directory the value can be checked against. `spread` is there where the value is a median. What
-    is no finite number, or one that nothing on earth has (a time below zero), is no value: a manifest may be anyone's.
+    is not a finite number, or one that nothing on earth has (a time below zero), is not a value: a manifest may be
+    anyone's.
     """
 
     value: float | int | str | None
@@ -112,7 +113,7 @@ def begin_step(name: str, environ: Mapping[str, str] = os.environ) -> None:
 def read_steps(path: Path, *, start_ns: int, end_ns: int) -> tuple[CommandStep, ...]:
     """What a command noted, with the time until its first step (it was being started) and after its last.
 
-    None of a command that noted nothing. A step that came twice is told once, with both times.
+    None of a command that noted nothing. A step that came twice is reported once, with both times.
     """
     lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
     began = msgspec.json.Decoder(_StepBegan)

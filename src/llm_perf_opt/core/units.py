@@ -8,7 +8,7 @@ _SI = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 def digits(value: float, count: int = 3) -> str:
     """`count` significant digits without an exponent; whole numbers from there on with separators."""
     if not math.isfinite(value):
-        # A file of somebody else may hold any number.
+        # A file of another user may hold any number.
         return "unknown"
     if value == 0:
         return f"{value:g}"

@@ -46,7 +46,7 @@ from llm_perf_opt.diagnosis.verdict import coverage_of, diagnosis_of
 
 # Ranges of more names than this are for no reader, and would make the answer larger than the capture.
 RANGES_KEPT = 500
-# From this share of start-up on, the rest of a capture is a scope of its own: if it has so many kernels, this part of
+# From this share of start-up on, the rest of a capture is its own scope: if it has so many kernels, this part of
 # the GPU's work, and few kernels of an autotuner.
 MUCH_STARTUP, MOSTLY_STARTUP = 0.1, 0.3
 ENOUGH_TO_JUDGE, LEAST_WORK, MOST_TUNING = 50, 0.2, 0.05

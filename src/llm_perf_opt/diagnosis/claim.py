@@ -25,7 +25,7 @@ class Claim:
 
     `cells` and `kernels` map to the time claimed of each. `floor_ns` is the least of all that which must remain, None
     where it cannot be computed; `floor` names how it was. `traits` choose title and advice together with the
-    program's. `at_stake_ns` is given where a cause changes time that is no cell of its own, such as a clock.
+    program's. `at_stake_ns` is given where a cause changes time that is not its own cell, such as a clock.
     """
 
     values: Mapping[str, Value] = field(default_factory=dict)

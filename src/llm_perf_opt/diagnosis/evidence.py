@@ -123,7 +123,7 @@ class CaptureEvidence:
 
     @cached_property
     def processes(self) -> int:
-        """Those that did GPU work, each with a span of its own in `span_ns`."""
+        """Those that did GPU work, each with its own span in `span_ns`."""
         return sum(one.span[1] > one.span[0] for m in self.measured for one in m.idle.values())
 
     @cached_property
@@ -315,7 +315,7 @@ def replays_graphs(row: RangeRow) -> bool:
 
 
 def runs_on(row: RangeRow) -> bool:
-    """Whether the GPU works on after the range: then nothing can be said of the range by its idle time."""
+    """Whether the GPU works on after the range: then nothing can be reported of the range by its idle time."""
     if row.gpu_busy_ns is None or row.gpu_idle_ns is None:
         return False
     return row.gpu_busy_ns > RUNS_ON * (row.wall_ns - row.gpu_idle_ns)

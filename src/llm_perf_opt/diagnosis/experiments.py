@@ -47,7 +47,7 @@ class Remedy:
     `is_lossy`: outputs may differ by more than rounding. `phases` are those it can shorten at all. `batch` multiplies
     the batch: each step then serves so many times the sequences, at best in the same time. `lowers_bound`: fewer bytes
     have to be moved, so the bound of the run as it is does not limit it. `removes_idle`: all time without work may go
-    with it, also what is too little for a finding of its own. `changes_kernels`: other kernels run with it, so the
+    with it, also what is too little for its own finding. `changes_kernels`: other kernels run with it, so the
     time of the recorded ones does not limit it. `compile_s` is what preparing takes, roughly.
     `code` does the same in a program of one's own.
     """

@@ -32,7 +32,7 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True)
 class Unknown:
-    """No figure: why, and what to switch on to get it; `brief` where the whole reason is said already."""
+    """No figure: why, and what to switch on to get it; `brief` where the whole reason is reported already."""
 
     reason: str
     enable: str | None = None

@@ -66,7 +66,7 @@ def program_scope(host: HostFacts, *, place: str = "the program") -> Scope | Non
 
 
 def is_enough(found: HostDocument) -> bool:
-    """Of a program that ended within a few samples nothing can be said."""
+    """Of a program that ended within a few samples nothing can be reported."""
     return found.samples >= FEW_SAMPLES and found.wall_s > 0
 
 
@@ -122,7 +122,7 @@ def _by_switches(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
 
 
 def _thread_limit(found: HostDocument) -> int | None:
-    """The threads that array libraries were told to use, by torch or by the environment; None where nobody said."""
+    """The number of threads array libraries were configured to use by torch or the environment; None if unknown."""
     seen = found.observed
     if seen is None:
         return None
@@ -187,7 +187,7 @@ def _waiting(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
     gil = found.gil
     busy = [thread for thread in found.threads if thread.samples >= BUSY * max(found.samples, 1)]
     if gil is not None and gil.others_share >= GIL_HELD and len(busy) > 1:
-        # Threads that run Python in turns: who waits for all of them waits for the interpreter.
+        # Threads that run Python interleaved: who waits for all of them waits for the interpreter.
         told = f"{len(busy)} threads take turns in the interpreter"
         rows = [
             replace(row, cell=GIL, function=gil.holder, file="", line=0, leaf=told) if row.cell == LOCK else row

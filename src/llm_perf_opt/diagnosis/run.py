@@ -43,7 +43,7 @@ def diagnose_run(
     timed = any(scope.kind == "phase" for scope in scopes)
     sampled = any(scope.kind == "program" for scope in scopes)
     if not timed and not (sampled and not _saw_gpu(captured)) and captured is not None and known is not None:
-        # The capture is all there is to judge: its own answer stands.
+        # The capture is all there is to judge: its own answer is.
         return Diagnosis(
             verdict=known.verdict,
             program=known.program,
@@ -67,7 +67,7 @@ def _saw_gpu(captured: CaptureAnalysis | None) -> bool:
 
 
 def run_scopes(facts: RunFacts) -> list[Scope]:
-    """The request, its phases, and the run as a whole, of which no wall time is asked."""
+    """The request, its phases, and the run as a whole, of which no wall time is queried."""
     phases = [phase_scope(phase, facts, _ncu_of(facts, phase.name)) for phase in facts.phases.values()]
     program = None if facts.host is None else program_scope(facts.host)
     found = [program, _request(facts), *phases]

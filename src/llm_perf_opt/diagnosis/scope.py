@@ -41,7 +41,7 @@ CELL_OF: Mapping[Verdict, str] = {
     "host_work": "idle.host",
     "unknown": cells.UNRECORDED_HOST,
 }
-# These are told apart by what they cost: kinds of start-up, and what a blocked thread waits for.
+# These are distinguished by what they cost: kinds of start-up, and what a blocked thread waits for.
 WITH_COSTS = (cells.STARTUP, "idle.blocked")
 # New shapes that come this often come in every step.
 FEW_GAPS = 10
@@ -254,7 +254,7 @@ def _idle(evidence: CaptureEvidence, idle: Idle) -> list[Cell]:
 
 
 def _long(reasons: Sequence[Reason], total_ns: int) -> list[Cell]:
-    """Long gaps by what the host did in them; of very many a part was looked into, which stands for all."""
+    """Long gaps by what the host did in them; of many a part was inspected, which stands for all."""
     if not total_ns:
         return []
     parts = fitted({str(index): float(reason.host_ns) for index, reason in enumerate(reasons)}, total_ns)
@@ -291,7 +291,7 @@ def owner_of(reason: Reason) -> tuple[str, ...]:
 
 
 def _edges(evidence: CaptureEvidence) -> list[Cell]:
-    """What the host does before the first GPU work and after the last, by what it was in; waiting is no work."""
+    """What the host does before the first GPU work and after the last, by what it was in; waiting is not work."""
     found = []
     for edge in evidence.edges:
         side = cells.BEFORE if edge.when == "before" else cells.AFTER

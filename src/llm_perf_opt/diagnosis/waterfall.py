@@ -9,7 +9,7 @@ from llm_perf_opt.capture.rows import Idle
 from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, Quantity, Unknown
 
 Kind = Literal["bound", "work", "idle", "unexplained", "wall"]
-# Below this part of the wall time a cause of idle time is not worth a line of its own.
+# Below this part of the wall time a cause of idle time is not worth its own line.
 MIN_CAUSE = 0.002
 # Why the level above may come out below: that of a bound, and that of what ran.
 ABOVE_BOUND = "the data came from a cache, or the bound was computed for another prompt or context than was measured"

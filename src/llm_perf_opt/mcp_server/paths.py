@@ -53,7 +53,7 @@ class Roots:
         return path.relative_to(first).as_posix() if path.is_relative_to(first) else str(path)
 
     def require_own_files(self, manifest: RunManifest, run_dir: Path) -> None:
-        """Refuse a run whose manifest names files outside, as somebody else's may."""
+        """Refuse a run whose manifest names files outside, as another user's may."""
         for stage in manifest.stages:
             for file in stage.files:
                 if not self.holds(run_dir / file.path):

@@ -62,7 +62,7 @@ class Agreement:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputCheck:
-    """What is said about outputs; `limits` are the numbers it was held against."""
+    """What is reported about outputs; `limits` are the numbers it was held against."""
 
     verdict: OutputVerdict
     text: str

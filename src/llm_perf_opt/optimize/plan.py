@@ -20,7 +20,7 @@ from llm_perf_opt.optimize.document import ExperimentRow, ExperimentStatus, Obje
 START_S = {"gpu": 20.0, "cpu": 12.0}
 # What was tried and is not to be advised again.
 FRUITLESS: tuple[ExperimentStatus, ...] = ("no gain", "slower", "wrong", "over a limit")
-# Pairs of passes after which the verdict is asked for: two settle a change of a factor, a few percent take all of them.
+# Pairs of passes after which the verdict is requested: two settle a change of a factor, a few percent take all of them.
 PAIR_LOOKS = (2, 4, 8)
 # What most experiments take.
 USUAL_PAIRS = 4
@@ -192,7 +192,7 @@ def why_not(remedy: Remedy, situation: Situation, facts: RunFacts | None) -> str
     if guard.place is not None and guard.place != place:
         return f"it is for a {guard.place.upper()}, and the model runs on a {place.upper()}"
     if guard.own_loop and not situation.own_loop:
-        return "it is a setting of the built-in loop, and this is a program of its own"
+        return "it is a setting of the built-in loop, and this is its own program"
     if guard.text_model and situation.reads_pages:
         return "of a model that reads pages, one page at a time, only the decode step can be changed"
     if guard.dtypes and situation.dtype not in guard.dtypes:
@@ -204,7 +204,7 @@ def why_not(remedy: Remedy, situation: Situation, facts: RunFacts | None) -> str
     if guard.kernel_class is not None and facts is not None and not _takes(facts, guard.kernel_class, guard.min_share):
         return f"{guard.kernel_class} kernels take less than {100 * guard.min_share:.0f} % of the kernel time"
     if situation.lossless and remedy.is_lossy:
-        return "only fixes without loss were asked for"
+        return "only fixes without loss were requested"
     sets, environment = _settings(remedy, situation), remedy.environment
     same = all(situation.settings.get(key) == value for key, value in sets.items())
     if same and all(situation.environment.get(key) == value for key, value in environment.items()):

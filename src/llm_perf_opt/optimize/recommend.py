@@ -11,7 +11,7 @@ EXPERIMENT = "optimized"
 
 
 def experiment_yaml(candidate: TrialSet, *, sentence: str, parents: Sequence[str] = ()) -> str:
-    """A file for `experiment=optimized`, on top of others; variables of the environment can only be told."""
+    """A file for `experiment=optimized`, on top of others; variables of the environment can only be reported."""
     lines = ["# @package _global_", f"# {sentence}"]
     if parents:
         lines += ["defaults:", *(f"  - {name}" for name in parents), "  - _self_"]

@@ -182,7 +182,7 @@ def broken_constraints(
 
 
 def bound_held(gain: float, low: float | None, bound: float | None) -> Held | None:
-    """Whether a promise of at most `bound` was kept. Above it by less than the noise is no proof against it."""
+    """Whether a promise of at most `bound` was kept. Above it by less than the noise is not a proof against it."""
     if bound is None:
         return None
     if gain <= bound:

@@ -1,7 +1,7 @@
 """A run from its overrides to its manifest.
 
 compose  overrides and presets to typed configuration
-plan     which stages run, in which order, and what stands in their way
+plan     which stages run, in which order, and what is in their way
 preflight  the workload's files, checked before anything starts
 run      executes the plan; failure is data here, and the manifest is rewritten after each stage
 resume   what an earlier run of the same directory already has

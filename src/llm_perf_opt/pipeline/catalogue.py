@@ -128,7 +128,7 @@ class LocalFolder:
 
 
 def _candidates(root: Path) -> Iterator[tuple[str, os.stat_result | None]]:
-    """The folder and two levels below it, each with the state of its manifest; runs are not looked into."""
+    """The folder and two levels below it, each with the state of its manifest; runs are not inspected."""
     level = ["."]
     for depth in range(LEVELS + 1):
         below = []
@@ -145,7 +145,7 @@ def _stat(path: str) -> os.stat_result | None:
     try:
         return os.stat(path)
     except OSError:
-        # It is not there, or a file or a link to itself stands where a folder should; a run that may not be read has
+        # It is not there, or a file or a link to itself is where a folder should; a run that may not be read has
         # an entry, and is told when it is read.
         return None
 
@@ -196,7 +196,7 @@ def list_runs(
                     unread[place] = str(error)
                     continue
                 row = as_row(run)
-                # Of many runs only what is asked for stays in memory; the index gets all of it.
+                # Of many runs only what is requested stays in memory; the index gets all of it.
                 if kind == "row":
                     rows[place] = row
                 else:
@@ -209,7 +209,7 @@ def list_runs(
             try:
                 folder.save_index(data)
             except OSError as error:
-                # Somebody else's folder, or a full disk.
+                # Another user's folder, or a full disk.
                 say(f"note: the index was not written ({error.strerror or error}); listing takes as long again")
     return _listed(folder, rows, runs, unread)
 

@@ -98,7 +98,7 @@ def _compose(overrides: Sequence[str], entry: ConfigEntry) -> DictConfig:
             composed = compose(entry.name, overrides=[*search, *overrides], return_hydra_config=True)
     finally:
         GlobalHydra.instance().hydra = running
-    # Outside an application nobody tells Hydra where the user stands, and conf/ refers to it.
+    # Outside an application nobody tells Hydra where the user is, and conf/ refers to it.
     with open_dict(composed):
         composed.hydra.runtime.cwd = os.getcwd()
     return composed

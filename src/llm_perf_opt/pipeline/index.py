@@ -87,7 +87,7 @@ def parse_filter(text: str) -> Filter:
     if match is None:
         raise ConfigError(f"--where: not a filter (got {text!r}), allowed: such as model=llama3_1b or 'tpot_ms<20'")
     if match["sign"] not in ("=", "!=") and _number(match["value"]) is None:
-        raise ConfigError(f"--where: {match['value']!r} is no number (got {text!r}), allowed: such as 'tpot_ms<20'")
+        raise ConfigError(f"--where: {match['value']!r} is not a number (got {text!r}), allowed: such as 'tpot_ms<20'")
     return Filter(key=match["key"], sign=match["sign"], value=match["value"].strip())
 
 
@@ -191,7 +191,7 @@ def _numbers(manifest: RunManifest) -> dict[str, Metric]:
 
 
 def _device(manifest: RunManifest, keys: Mapping[str, str]) -> str:
-    """The device's own name: as a stage recorded it, else what this machine has of what was asked for."""
+    """The device's own name: as a stage recorded it, else what this machine has of what was requested."""
     names = [s.metrics["device_name"].value for s in manifest.stages if "device_name" in s.metrics]
     asked, gpus, cpu = keys.get("run.device", ""), _gpus(manifest), manifest.environment.get("cpu")
     if names:

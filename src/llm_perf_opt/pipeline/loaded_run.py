@@ -1,6 +1,6 @@
 """A run for notebooks: `load_run(path)` gives its numbers as tables that become frames of pandas or polars.
 
-Nothing but the manifest is read before a table is asked for, and each table is read once.
+Nothing but the manifest is read before a table is requested, and each table is read once.
 """
 
 from collections.abc import Mapping, Sequence

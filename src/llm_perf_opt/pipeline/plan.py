@@ -1,4 +1,4 @@
-"""Decides which stages run, in which order, and what stands in their way.
+"""Decides which stages run, in which order, and what is in their way.
 
 Finds stages by entry point. A plug-in that cannot be imported hurts only those who enable it.
 """
@@ -22,7 +22,7 @@ NO_MODEL_NAMED = "no model is named that the program runs; model=<preset>, or mo
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedStage:
-    """One stage to run, its settings and its preflight's obstacles; `skip` says why it has nothing to do."""
+    """One stage to run, its settings and its preflight's preflight issues; `skip` says why it has nothing to do."""
 
     stage: Stage
     config: StageConfig

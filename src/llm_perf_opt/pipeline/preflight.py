@@ -1,4 +1,4 @@
-"""What can be told before any stage starts: files, packages, devices and memory. Bad input is no failed run."""
+"""What can be reported before any stage starts: files, packages, devices and memory. Bad input is not a failed run."""
 
 import itertools
 import re
@@ -114,7 +114,7 @@ def too_old(package: str, version: str) -> str | None:
     if _release(version) >= least:
         return None
     return (
-        f"too old for our own loop, which needs {least[0]}.{least[1]}; {RUN_EXTRA} in an environment of its own, or "
+        f"too old for our own loop, which needs {least[0]}.{least[1]}; {RUN_EXTRA} in its own environment, or "
         "`llm-perf run -- PROGRAM`, which takes your program with the packages it has"
     )
 
@@ -134,7 +134,7 @@ class MemoryCheck:
 
 
 def check_memory(config: AppConfig, host: Host, stages: Collection[Stage], environ: Mapping[str, str]) -> MemoryCheck:
-    """Whether the model fits, by its configuration alone; silent where that cannot be told."""
+    """Whether the model fits, by its configuration alone; silent where that cannot be reported."""
     if config.workload.command is not None or not any(traits_of(stage).runs_model for stage in stages):
         return MemoryCheck()
     adapter = load_adapter(config.model.adapter)
@@ -187,7 +187,7 @@ def _gpu_that_runs(config: AppConfig, host: Host, environ: Mapping[str, str]) ->
 
 
 def device_problem(config: AppConfig, host: Host, environ: Mapping[str, str]) -> str | None:
-    """Why `run.device` names a GPU that is not there; None where it does not, or where that cannot be told."""
+    """Why `run.device` names a GPU that is not there; None where it does not, or where that cannot be reported."""
     device, ranks = config.run.device, config.run.ranks or 1
     count = _visible_gpus(host, environ)
     reason = no_gpu_reason(host)
@@ -202,7 +202,7 @@ def device_problem(config: AppConfig, host: Host, environ: Mapping[str, str]) ->
 
 
 def fallback_note(config: AppConfig, host: Host, stages: Collection[Stage], environ: Mapping[str, str]) -> str | None:
-    """What a reader must know when `run.device=auto` means the CPU; None when it does not, or no model is looked at."""
+    """What a reader must know when `run.device=auto` means the CPU; None when it does not, or no model is inspected."""
     looks = any(traits_of(stage).runs_model or traits_of(stage).needs_our_model for stage in stages)
     hidden = _ALL_HIDDEN if host.gpus and not _visible_gpus(host, environ) else None
     reason = no_gpu_reason(host) or hidden
@@ -221,7 +221,7 @@ def _visible_gpus(host: Host, environ: Mapping[str, str]) -> int:
 
 
 def no_gpu_reason(host: Host) -> str | None:
-    """Why no model can run on a GPU of this machine, as far as can be told without asking torch."""
+    """Why no model can run on a GPU of this machine, as far as can be reported without asking torch."""
     torch = host.packages.get("torch")
     if not host.gpus and not host.has_gpu_files:
         return "this machine has no GPU"
@@ -229,7 +229,7 @@ def no_gpu_reason(host: Host) -> str | None:
 
 
 def _program_problems(program: str, user_dir: Path) -> tuple[str, ...]:
-    """A name is looked for on PATH, a path from where the user stood."""
+    """A name is looked for on PATH, a path from where the user was."""
     found = shutil.which(program if "/" not in program else str(user_dir / program))
     if found is not None:
         return ()

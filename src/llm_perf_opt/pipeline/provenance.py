@@ -20,7 +20,7 @@ from llm_perf_opt.system.secrets.shapes import is_secret
 
 ENVIRONMENT_FILE, CONFIG_FILE, INPUTS_FILE = "env.json", "config.yaml", "inputs.yaml"
 LARGEST_INPUTS = 64 << 20
-# What a sample holds; a stage of somebody else may leave some of it out.
+# What a sample holds; a stage of another user may leave some of it out.
 _SAMPLE_VALUES = {"sample_id": str | int, "path": str | None, "size_bytes": int, "sha256": str}
 # Recorded for the reader; narrower than what children get, so that no user's paths are spread without need.
 _RECORDED_PREFIXES = ("CUDA", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "KMP_", "TORCH", "PYTORCH", "TRITON_", "SLURM_JOB_ID")
@@ -28,7 +28,7 @@ _RECORDED_PREFIXES = ("CUDA", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "KMP_", "TORCH
 
 @dataclass(frozen=True, kw_only=True)
 class GitState:
-    """The commit the user stood on, and whether tracked files differ from it; None: not known."""
+    """The commit the user was on, and whether tracked files differ from it; None: not known."""
 
     commit: str | None
     changed: bool | None
@@ -84,7 +84,7 @@ def make_redactor(config: AppConfig, environ: Mapping[str, str], more: Sequence[
 def taken_values(resolved: Mapping[str, Any], from_environment: Mapping[str, str]) -> list[str]:
     """What a configuration took from the environment, and must not be written down."""
     asked = [_at(resolved, key.split(".")) for key in from_environment]
-    # A folder is no secret, and would be missing in every path below it.
+    # A folder is not a secret, and would be missing in every path below it.
     return [value for value in asked if not value.startswith("/") or is_secret("", value)]
 
 
@@ -97,7 +97,7 @@ def _at(value: Any, path: Sequence[str]) -> str:
 def effective_config(config: AppConfig) -> dict[str, Any]:
     """The composed configuration with the values that are in force: `run.mode=light` and others change some.
 
-    What was taken from the environment stands there as it was written.
+    What was taken from the environment is there as it was written.
     """
     resolved = dict(config.resolved)
     sections = {"run": asdict(config.run), "dataset": asdict(config.dataset), "infer": asdict(config.infer)}
@@ -111,7 +111,7 @@ def effective_config(config: AppConfig) -> dict[str, Any]:
 
 
 def as_written(value: Any, texts: Mapping[str, str], key: str = "") -> Any:
-    """A configuration in which what was taken from the environment stands as the user wrote it: `texts` by key."""
+    """A configuration in which what was taken from the environment is as the user wrote it: `texts` by key."""
     if key in texts:
         return texts[key]
     start = f"{key}." if key else ""
@@ -165,7 +165,7 @@ def write_inputs(run_dir: Path, samples: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _git(user_dir: Path, environ: Mapping[str, str]) -> GitState:
-    """The commit of the working tree the user stood in, and whether it had changes; None outside a checkout."""
+    """The commit of the working tree the user was in, and whether it had changes; None outside a checkout."""
     env = allowed_environment(environ)
     code, head = run_quick(["git", "-C", str(user_dir), "rev-parse", "HEAD"], env=env)
     if code != 0:

@@ -68,7 +68,7 @@ class EarlierRecords(Mapping[str, StageRecord]):
         return len(self._records)
 
     def marks(self) -> dict[str, str]:
-        """What was asked for and what was there, as part of a fingerprint."""
+        """What was requested and what was there, as part of a fingerprint."""
         return {f"{_READS}{name}": _identity(self._records, name) for name in sorted(self._asked)}
 
 
@@ -253,7 +253,7 @@ TRUST = "run.trust"
 def resumed_arguments(argv: Sequence[str]) -> list[str]:
     """The arguments of the first start with the new ones on top; unchanged when nothing is resumed.
 
-    Relative paths in the recorded overrides were meant from where the user stood, so the process goes back there.
+    Relative paths in the recorded overrides were meant from where the user was, so the process goes back there.
     """
     value = next((a.partition("=")[2] for a in argv if override_key(a) == KEY), None)
     if value is None or value in ("null", ""):
@@ -278,7 +278,7 @@ def resumed_arguments(argv: Sequence[str]) -> list[str]:
 
 
 def _refuse_strangers(run_dir: Path, manifest: RunManifest, argv: Sequence[str]) -> None:
-    """What a run of somebody else would execute is shown first; files that lead elsewhere are never written to."""
+    """What a run of another user would execute is shown first; files that lead elsewhere are never written to."""
     odd = list(islice(odd_entries(run_dir), CHANGES_NAMED))
     if odd:
         raise ConfigError([f"{KEY}: {run_dir} holds what no run makes; remove it: {text}" for text in odd])
@@ -368,7 +368,8 @@ def claim_chosen(wanted: Path) -> Path:
 def refuse_foreign(run_dir: Path) -> None:
     """Not into a directory of the user's own: a run writes config.yaml, report.md and more, whatever lies there.
 
-    What a run leaves behind that had no manifest yet is no obstacle: a plan, a log, or all a killed one wrote.
+    What a run leaves behind that had no manifest yet is not a preflight issue: a plan, a log, or all a killed one
+    wrote.
     """
     if (run_dir / MANIFEST_FILE).exists():
         return

@@ -98,7 +98,7 @@ def share_page(run_dir: Path, target: Path, environ: Mapping[str, str]) -> Share
 def shared_copy(
     run_dir: Path, environ: Mapping[str, str], *, with_captures: bool
 ) -> Iterator[tuple[Path, SharedDocument]]:
-    """The copy in a folder of its own, for as long as it is needed."""
+    """The copy in its own folder, for as long as it is needed."""
     manifest = read_manifest(run_dir)
     with tempfile.TemporaryDirectory(prefix="llm-perf-share-") as scratch:
         folder = Path(scratch, "run")
@@ -171,7 +171,7 @@ def _redacted(path: Path, folder: Path, redactor: Redactor) -> RedactedFile | No
     before = b"" if is_large else _content(path)
     stamp = path.stat().st_mtime_ns, path.stat().st_size
     if path.parent == folder and path.name in (MANIFEST_FILE, ENVIRONMENT_FILE):
-        # By its key: a name such as `box` is no value that could be looked for everywhere.
+        # By its key: a name such as `box` is not a value that could be looked for everywhere.
         path.write_bytes(_HOSTNAME.sub(lambda found: found[1] + b"x" * len(found[2]), path.read_bytes()))
     redactor.file(path)
     name = path.relative_to(folder).as_posix()

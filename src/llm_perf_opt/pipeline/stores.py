@@ -52,7 +52,7 @@ def is_url(text: str) -> bool:
 
 
 def check_url(url: str, key: str) -> None:
-    """Raise ConfigError for what is no address of a store, or holds a secret."""
+    """Raise ConfigError for what is not an address of a store, or holds a secret."""
     parts = urlsplit(url)
     if not parts.scheme or not is_url(url) or "::" in url:
         raise ConfigError(

@@ -92,7 +92,7 @@ def build_sweep(
 
 
 def state_of(run: IndexedRun, states: Mapping[str, JobState] | None) -> JobState:
-    """How a run stands: as its sweep says, else as its manifest does."""
+    """How a run is: as its sweep says, else as its manifest does."""
     known = (states or {}).get(run.path)
     if known is not None:
         return known

@@ -92,7 +92,7 @@ def read_server(text: str) -> MeasuredServer:
             f"{OPTION}: {file} cannot be read ({error.strerror}); give a run of llm-perf bench"
         ) from error
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"{OPTION}: {file} is no bench.json ({error}); give a run of llm-perf bench") from error
+        raise ConfigError(f"{OPTION}: {file} is not a bench.json ({error}); give a run of llm-perf bench") from error
     levels = [level for level in document.levels if level.concurrency is not None and level.completed]
     problems = _problems(levels, file)
     if problems:

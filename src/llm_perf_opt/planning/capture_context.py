@@ -13,7 +13,7 @@ CLEAN = {"prefill": "median time of one prefill", "tpot": "median time per outpu
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureContext:
-    """The captures, and what was said about them."""
+    """The captures, and what was reported about them."""
 
     files: tuple[Path, ...]
     overrides: tuple[str, ...]

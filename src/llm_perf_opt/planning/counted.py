@@ -56,7 +56,7 @@ class MetaModel:
         """Parameters that every forward reads, at the least.
 
         Not the embedding's table unless it is the output matrix, of routed experts those of one token, and nothing of
-        parts that were not told apart.
+        parts that were not distinguished.
         """
         left_out = {OTHER, "embedding"} if parameters.get("lm_head") else {OTHER}
         plain = sum(count for group, count in parameters.items() if group not in {*left_out, "experts"})

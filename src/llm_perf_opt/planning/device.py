@@ -23,7 +23,7 @@ from llm_perf_opt.planning.subject import compose_without_stages
 
 
 def find_hardware(name: str, request: Request) -> tuple[Device | None, Resolved]:
-    """A catalogue entry with the user's changes, or this machine's device. The device is None for somebody else's."""
+    """A catalogue entry with the user's changes, or this machine's device. The device is None for another user's."""
     catalogue = load_catalogue(conf_dir() / "hardware")
     if request.hardware_overrides:
         section = compose_without_stages([f"hardware={name}", *request.hardware_overrides]).hardware

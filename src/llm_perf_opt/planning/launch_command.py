@@ -1,6 +1,6 @@
 """The command that starts a planned replica with vLLM or SGLang.
 
-Flags as in vLLM 0.32 and SGLang 0.5. Nothing is said that engines read from the checkpoint themselves.
+Flags as in vLLM 0.32 and SGLang 0.5. Nothing is reported that engines read from the checkpoint themselves.
 """
 
 import shlex

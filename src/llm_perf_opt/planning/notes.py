@@ -68,7 +68,7 @@ def format_notes(section: HardwareSection | None, dtypes: Dtypes) -> tuple[str, 
 
 
 def counted_notes(label: str, model: MetaModel, case: Case) -> tuple[str, ...]:
-    """What a count does not say, and what was asked for in vain."""
+    """What a count does not say, and what was requested in vain."""
     found = [
         f"{label}: {model.reason}; its operators were counted with torch (slower): an eager run of one device; "
         "bounds are the reading of the weights alone; memory is the weights and the cache as that code keeps it, "

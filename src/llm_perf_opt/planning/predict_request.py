@@ -13,7 +13,7 @@ from llm_perf_opt.model.estimate.parallel import Layout
 from llm_perf_opt.model.hardware.work import BYTES
 from llm_perf_opt.model.static.forms import MLA_MODES, MlaMode
 
-# The order is that of the rows: what stands last changes first.
+# The order is that of the rows: what is last changes first.
 NUMBERS = (
     "prompt",
     "context",
@@ -38,7 +38,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "engine": tuple(ENGINES),
 }
 KEYS = tuple(f"workload.{name}" for name in (*CHOICES, *SHARES, *RATES, *NUMBERS))
-# How a run says what is called otherwise here: ignored, they would answer another question than was asked.
+# How a run says what is called otherwise here: ignored, they would answer another question.
 OF_RUNS = {
     "infer.batch": "workload.batch",
     "infer.max_new_tokens": "workload.output",
@@ -85,7 +85,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What was asked for. `lists` are the values of each `workload.*` key given; `options` the flags with a value."""
+    """What was requested. `lists` are the values of each `workload.*` key given; `options` the flags with a value."""
 
     models: tuple[str, ...]
     paths: tuple[str, ...]

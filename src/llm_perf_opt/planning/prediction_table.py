@@ -123,7 +123,7 @@ def _width(columns: Sequence[Column], rows: Sequence[Row]) -> int:
 
 
 def _shared(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
-    """What is asked and the same in all rows, unless it is the plain thing."""
+    """What is requested and the same in all rows, unless it is the plain thing."""
     shown = {column.key for column in columns}
     found = []
     for column in COLUMNS:

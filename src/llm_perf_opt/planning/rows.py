@@ -251,7 +251,7 @@ def _dtypes(
 def _shape(subject: Subject, case: Case) -> Shape:
     config, adapter = subject.config, subject.adapter
     if adapter.data_kind == PAGES:
-        # A context of its own keeps the stage's half-way point, which is not what is asked for, out of the shape.
+        # Its own context keeps the stage's half-way point, which is not what is requested, out of the shape.
         fixed = replace(config, workload=replace(config.workload, context=case.context or 1))
         base = shape_from_config(fixed, adapter, subject.geometry)
         views = tuple(replace(view, count=view.count * case.batch) for view in base.views)

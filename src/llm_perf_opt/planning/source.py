@@ -31,7 +31,7 @@ def find_config(text: str) -> Path | None:
 
 def fetch_config(name: str, environ: Mapping[str, str]) -> Path:
     """The config.json of a name on the hub, in a temporary folder of that name; `HF_ENDPOINT` names another hub."""
-    where = f"model.path: {name!r} is no file or folder here"
+    where = f"model.path: {name!r} is not a file or folder here"
     if environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
         raise ConfigError(f"{where}, and HF_HUB_OFFLINE keeps it from being looked up on the hub")
     address = f"{environ.get('HF_ENDPOINT', HUB).rstrip('/')}/{name}/resolve/main"

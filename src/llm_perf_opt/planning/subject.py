@@ -114,7 +114,7 @@ def _geometry(config: AppConfig, path: Path | None) -> tuple[Any, str]:
         adapter = load_adapter(model.adapter)
         found = adapter.geometry(replace(model, weights="snapshot"))
         if "quantization_config" in data and isinstance(found, Mapping):
-            # It may stand in a file of its own alongside config.json.
+            # It may be in its own file alongside config.json.
             found = {**found, "quantization_config": data["quantization_config"]}
         return found, str(model.path / "config.json")
     if model.geometry is None:

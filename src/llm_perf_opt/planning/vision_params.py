@@ -33,7 +33,7 @@ def count_beside(geometry: Mapping[str, Any], *, where: str) -> Beside:
     """The parts of a wrapper that are not its text model."""
     if isinstance(thinker := geometry.get("thinker_config"), Mapping):
         heard = count_beside({"model_type": f"{geometry.get('model_type')}_thinker", **thinker}, where=where)
-        return replace(heard, reason=heard.reason or "what speaks is a model of its own and not counted")
+        return replace(heard, reason=heard.reason or "what speaks is its own model and not counted")
     if not any(isinstance(geometry.get(key), Mapping) for key in _PARTS):
         return Beside()
     problems = find_size_problems(geometry, where=where)

@@ -46,7 +46,7 @@ class Artifacts:
         return cls.for_run(base or Path("tmp/runs") / datetime.now().strftime("%Y%m%d-%H%M%S")).root
 
     def set_root(self, root: Path | str) -> None:
-        """Make this the run directory. The path is absolute from here on; nothing is made before it is asked for."""
+        """Make this the run directory. The path is absolute from here on; nothing is made before it is requested."""
         self.m_root = real_path(Path(root).expanduser())
 
     @property

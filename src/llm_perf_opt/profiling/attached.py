@@ -1,4 +1,4 @@
-"""A process that runs already, looked at for a while from outside: stacks, processor time, waits, GPU.
+"""A process that runs already, inspected for a while from outside: stacks, processor time, waits, GPU.
 
 py-spy samples the stacks where it may; what /proc says of a process of the same user is there without it.
 """

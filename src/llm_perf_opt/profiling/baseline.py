@@ -1,6 +1,6 @@
 """The clean pass a profiler's slowdown is measured against: an earlier stage's, or a short one of its own.
 
-Reads the files a run of our own workload left behind into what a stage reports.
+Reads the files our own run workload left behind into what a stage reports.
 
 Where `pipeline.<stage>.output` put predictions and gallery, as files of the stage.
 """
@@ -240,7 +240,7 @@ def _unit(name: str) -> str:
 
 
 CLEAN_DIR = "clean"
-NOT_TIMED = "a program of your own is not timed under a profiler"
+NOT_TIMED = "your own program is not timed under a profiler"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,7 +350,7 @@ def _program(ctx: StageContext) -> list[str]:
 
 
 def _as_written(ctx: StageContext, words: Sequence[str]) -> list[str]:
-    """A command as it may stand in a file: compared with what stood there, not with what a stage's end left of it."""
+    """A command as it may be in a file: compared with what was there, not with what a stage's end left of it."""
     return [*ctx.run_command.redactor.words(words)]
 
 
@@ -396,7 +396,7 @@ def _run_program(ctx: StageContext, folder: Path, timeout_s: float) -> tuple[Met
             wall_s = None if was_ended else result.duration_s
             runs.append(ProgramRun(wall_s=wall_s, marks=read_marks(marks)))
     peaks = [sample.memory_used_bytes for sample in sampled.samples if sample.memory_used_bytes is not None]
-    reason = sampled.reason or "memory is measured on NVIDIA GPUs alone for a program of your own"
+    reason = sampled.reason or "memory is measured on NVIDIA GPUs alone for your own program"
     data = describe_program(
         command,
         runs,
@@ -436,7 +436,7 @@ def quiet_inference(*, warmup_rounds: int) -> list[str]:
 
 
 def output_files(output: OutputConfig, stage_dir: Path) -> tuple[StageFile, ...]:
-    """Those of the two that were asked for and written."""
+    """Those of the two that were requested and written."""
     dirs = resolve_dirs(output, stage_dir)
     wanted = [
         ("predictions", None if dirs.prediction is None else dirs.prediction / PREDICTIONS_FILE),

@@ -131,7 +131,7 @@ def _range_rows(analysis: CaptureAnalysis) -> Iterable[Sequence[Any]]:
 
 
 def _idle_rows(measured: Sequence[Measured]) -> Iterable[Sequence[Any]]:
-    """One row per range instance in order of time; of very many only the last ones, without GPU work none."""
+    """One row per range instance in order of time; of many only the last ones, without GPU work none."""
     if not any(one.timeline.has_gpu_work for one in measured):
         return
     for one in measured:

@@ -42,7 +42,7 @@ WINDOW_VARIABLE = "LLM_PERF_TORCH_WINDOW"
 
 @dataclass(frozen=True, kw_only=True)
 class WindowConfig:
-    """`pipeline.torch_profiler.window.*`: what of a program of your own is recorded.
+    """`pipeline.torch_profiler.window.*`: what of your own program is recorded.
 
     Of a program that marks phases, `steps` of them after its warm-up; of any other, `seconds` from `start_after_s`
     after it has imported torch.
@@ -131,7 +131,7 @@ def _why_no_trace(folder: Path, *, ended_after_s: float | None) -> str:
 
 
 def _without_trace(ctx: StageContext, data: MetricsDocument, why: str) -> StageOutput:
-    """The clean pass alone, and a word on the terminal: a stage that is ok is not looked at twice."""
+    """The clean pass alone, and a word on the terminal: a stage that is ok is not inspected twice."""
     ctx.say(f"{TORCH_PROFILER}: {why}")
     return _output(ctx, replace(data, notes=(*data.notes, why)), ())
 

@@ -83,7 +83,7 @@ class SeenStack:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessLook:
-    """The file of one process. `awaits`: where coroutines of the program's own stood while the event loop was idle."""
+    """The file of one process. `awaits`: where coroutines of the program's own was while the event loop was idle."""
 
     pid: int
     elapsed_s: float
@@ -106,7 +106,7 @@ def observing_environment(folder: Path, *, stacks: bool, environ: Mapping[str, s
 
 
 def read_looks(folder: Path) -> Mapping[int, ProcessLook]:
-    """One for each process; a file of a shape of its own is none of ours."""
+    """One for each process; a file of its own shape is none of ours."""
     decoder = msgspec.json.Decoder(ProcessLook)
     found = (decoder.decode(path.read_bytes()) for path in sorted(folder.glob("observed-*.json")))
     return {look.pid: look for look in found}

@@ -82,7 +82,7 @@ def read_marks(folder: Path) -> tuple[Mark, ...]:
     found: list[Mark] = []
     for path in sorted(folder.glob("marks-*.jsonl")):
         lines = path.read_bytes().split(b"\n")
-        # What stands behind the last line break is empty or cut off.
+        # What is behind the last line break is empty or cut off.
         found += [decoder.decode(line) for line in lines[:-1]]
     has_own = any(mark.kind == "phase" and not mark.found for mark in found)
     kept = (mark for mark in found if not (has_own and mark.found))

@@ -116,7 +116,7 @@ def sample_program(ctx: StageContext, *, rate_hz: int, timeout_s: float, holds_g
     if is_sparse and looked.look is not None:
         main = list(stacks_of_places(looked.look, rate_hz=rate_hz))
     total = sum(stack.samples for stack in main)
-    # What our modules took to start is no time of the program.
+    # What our modules took to start is not a time of the program.
     ours_s = 0.0 if is_sparse else (sum(stack.samples for stack in mine) - total) / rate_hz
     lines, names = _lines(ctx), LineNames(folder=ctx.config.user_dir, look=looked.look)
     threads = tuple(
@@ -277,7 +277,7 @@ def _gil(job: SampleJob, sampler: tuple[str, str]) -> HostGil:
 
 
 def _run(job: SampleJob, sampler: tuple[str, str], name: str, *, mode: str, only_gil: bool = False) -> Pass:
-    """One pass with py-spy, which a look from inside goes with but where the GIL is what is asked."""
+    """One pass with py-spy, which a look from inside goes with but where the GIL is what is requested."""
     ctx, raw = job.ctx, job.ctx.out_dir / name
     raw.unlink(missing_ok=True)
     argv = [sampler[0], "record", "--format", "raw", "--threads", "--subprocesses", "--nonblocking"]

@@ -90,7 +90,7 @@ def run_workload(
 ) -> WorkloadRun:
     """Run it once from its start to its end.
 
-    `repeats` of the samples in place of `run.repeats`. `prefix` stands before the command: a program that runs it.
+    `repeats` of the samples in place of `run.repeats`. `prefix` is before the command: a program that runs it.
     `watcher` names a `WorkloadWatcher` to be told what happens inside our own model's process, `settings` is what that
     one gets. A workload that fails raises; with `check=False` it is returned, and `result` says how it ended.
     `stop_after_tokens` ends each sample of our own model early: with 1, after its prefill. A stage that runs the
@@ -150,7 +150,7 @@ def _run_program(
     env: Mapping[str, str] | None,
     check: bool,
 ) -> WorkloadRun:
-    """The user's program where they stand; one that is ended after `workload.duration_s` has done what was asked."""
+    """Run the user's program in the user's directory; to be ended after `workload.duration_s` counts as success."""
     workload = ctx.config.workload
     command = workload.command or ()
     refuse_failed_program(ctx)

@@ -1,4 +1,4 @@
-"""Drawings for sections, as SVG: work by shape under the GPU's roofs, and amounts that change over time.
+"""Drawings for sections, as SVG: work by shape under the GPU's rooflines, and amounts that change over time.
 
 `draw_chart` is also what plug-ins draw with.
 """
@@ -12,14 +12,14 @@ from llm_perf_opt.core.units import digits, format_bytes, format_ms, si
 
 WIDTH, HEIGHT = 900, 460
 LEFT, RIGHT, TOP, BOTTOM = 78, 40, 20, 72
-# Okabe and Ito's colours, told apart by every common kind of colour vision.
+# Okabe and Ito's colours, distinguished by every common kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
 RADIUS = (3.5, 15.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScatterPoint:
-    """`weight` between 0 and 1 is the area; `text` is said on hovering."""
+    """`weight` between 0 and 1 is the area; `text` is reported on hovering."""
 
     x: float
     y: float

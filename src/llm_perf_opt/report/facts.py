@@ -160,7 +160,7 @@ def _bound(record: StaticPhase | Unknown, files: RunFiles, kind: str) -> Quantit
 
 
 def unbeaten(bound: Quantity, wall: Quantity) -> Quantity:
-    """A CPU's rates are measured alongside the run, and on a busy machine too slow: what the run beat is no bound."""
+    """Drop bounds that the run beat: a CPU's rates are measured during the run, too low on a busy machine."""
     if isinstance(bound, Known) and isinstance(wall, Known) and wall.value < bound.value:
         return Unknown(
             reason=f"the run took {format_ms(wall.value)}, less than the {format_ms(bound.value)} that rates measured "

@@ -171,7 +171,7 @@ def script_values(row: KernelRowView) -> dict[str, Value]:
     }
 
 
-# A heading and its lines: what is said, and the value.
+# A heading and its lines: what is reported, and the value.
 Detail = tuple[str, tuple[tuple[str, str], ...]]
 
 

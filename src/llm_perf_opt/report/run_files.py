@@ -299,13 +299,13 @@ class _Reader:
         return Found(content=content, source=source)
 
     def _unreadable(self, path: Path, reason: str) -> Unknown:
-        """One that is missing is told with all that are."""
+        """One that is missing is reported with all that are."""
         if os.path.lexists(path):
             self.wrong.append(reason)
         return Unknown(reason=reason)
 
     def _content(self, path: Path) -> bytes:
-        """The bytes of a file the manifest names; somebody else's manifest must not make us read files of ours."""
+        """The bytes of a file the manifest names; another user's manifest must not make us read files of ours."""
         if not real_path(path).is_relative_to(self._root):
             raise OSError(errno.EPERM, "is not inside the run directory")
         return read_limited(path, LARGEST_FILE)

@@ -50,7 +50,7 @@ def _sample(line: Mapping[str, object]) -> SampleLine:
         raise ValueError(f"{wrong[0]} is nothing that was measured")
     repeat = line["repeat"]
     if type(repeat) is not int:
-        raise TypeError("repeat is no number")
+        raise TypeError("repeat is not a number")
     return SampleLine(
         sample_id=str(line["sample_id"]), repeat=repeat, values={name: float(v) for name, v in values.items()}
     )

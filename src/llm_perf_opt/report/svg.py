@@ -10,7 +10,7 @@ from llm_perf_opt.core.units import si
 
 WIDTH, HEIGHT = 860, 520
 LEFT, RIGHT, TOP, BOTTOM = 84, 24, 48, 96
-# Okabe and Ito's colours, told apart by every common kind of colour vision; the shape repeats what the colour says.
+# Okabe and Ito's colours, distinguished by every common kind of colour vision; the shape repeats what the colour says.
 STYLE = {
     "compute": ("#D55E00", "square"),
     "memory": ("#0072B2", "circle"),
@@ -43,7 +43,7 @@ class _Axes:
 
 
 def roofline_svg(kernels: Sequence[NcuKernel], *, title: str) -> str:
-    """The kernels under the roofs their own reports state. Kernels without operations or traffic are counted below."""
+    """Draw kernels under the rooflines of their reports. Kernels without operations or traffic are counted below."""
     drawn = [k for k in kernels if k.flop_per_s and k.intensity_flop_per_byte]
     bandwidth = max((k.peak_dram_bytes_per_s for k in kernels if k.peak_dram_bytes_per_s), default=None)
     roofs = _roofs(drawn)
@@ -158,7 +158,7 @@ def _legend(drawn: Sequence[NcuKernel], not_drawn: int) -> list[str]:
         out.append(f'<text x="{x + 18:.0f}" y="{y:.0f}">{bound}-bound</text>' if bound != "balanced" else
                    f'<text x="{x + 18:.0f}" y="{y:.0f}">balanced</text>')  # fmt: skip
         x += 130
-    note = "Size: share of GPU time. Roofs: dense peaks at the clocks of the capture, as ncu reports them."
+    note = "Size: share of GPU time. Rooflines: dense peaks at the clocks of the capture, as ncu reports them."
     if not_drawn:
         note += f" Not drawn, no operations or traffic counted: {not_drawn}."
     out.append(f'<text x="{LEFT}" y="{HEIGHT - 14}" fill="#555">{note}</text>')

@@ -21,7 +21,7 @@ examples:
   llm-perf infer model=deepseek_ocr_tiny dataset=synthetic
   llm-perf infer model=llama_tiny dataset=synthetic infer.max_new_tokens=8
 
-A model of your own: model=causal_lm model.path=FOLDER, with prompts of your
+Your own model: model=causal_lm model.path=FOLDER, with prompts of your
 own: dataset=prompts dataset.file=FILE. --json prints the result
 (docs/schemas/run_result.schema.json). It is `llm-perf profile` with
 pipeline.direct_inference alone, and predictions switched on.

@@ -117,7 +117,7 @@ class Job:
         )
 
     def show(self, plan_file: Path | None) -> "ShownPlan":
-        """Show what would be run, and write it to a file where one is asked for.
+        """Show what would be run, and write it to a file where one is requested.
 
         A plan that cannot be run as it is, is bad input.
         """

@@ -304,7 +304,7 @@ def _remove_if_empty(run_dir: Path) -> None:
 
 
 def _remove_empty_parents(run_dir: Path, user_dir: Path) -> None:
-    """A dry run leaves none of the directories that Hydra made for it below the one the user stands in."""
+    """A dry run leaves none of the directories that Hydra made for it below the one the user is in."""
     for folder in run_dir.parents:
         if run_dir.exists() or user_dir not in folder.parents or any(folder.iterdir()):
             return

@@ -55,7 +55,7 @@ def _work(config: AppConfig, out_dir: Path) -> None:
 
 def _find_facts(config: AppConfig, adapter: ModelAdapter, *, is_synthetic: bool, out_dir: Path) -> Facts:
     begin_step("imports")
-    import torch  # noqa: F401 - its time is told apart from that of the device's first use
+    import torch  # noqa: F401 - its time is distinguished from that of the device's first use
 
     from llm_perf_opt.workload.device import resolve_device
     from llm_perf_opt.workload.models.registry import choose_dtype

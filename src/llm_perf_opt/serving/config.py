@@ -72,7 +72,7 @@ def is_address(url: str) -> bool:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        # A port that is no number, or half of a bracket of IPv6.
+        # A port that is not a number, or half of a bracket of IPv6.
         return False
 
 

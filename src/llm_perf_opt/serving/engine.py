@@ -41,7 +41,7 @@ MODEL_FLAGS = ("--model", "--model-path")
 
 
 class NeverReady(CommandFailed):
-    """A server that ended before it answered; `said` is the end of its log as it stands there."""
+    """A server that ended before it answered; `said` is the end of its log as it is there."""
 
     def __init__(self, text: str, *, said: str) -> None:
         self.said = said
@@ -234,7 +234,7 @@ def _page(target: Target, path: str) -> bytes:
 
 
 def model_in(args: Sequence[str]) -> str | None:
-    """The model among a server's arguments: behind its flag, or the first word if that is no flag."""
+    """The model among a server's arguments: behind its flag, or the first word if that is not a flag."""
     for flag, value in pairwise(args):
         if flag in MODEL_FLAGS:
             return value

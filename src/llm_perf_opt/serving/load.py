@@ -80,7 +80,7 @@ def run_level(
 ) -> LoadRun:
     """Drive one level to its end; bounded by count and time whatever the server does.
 
-    `is_decided` is asked once a second; where it gives a reason the level ends there.
+    `is_decided` is called once a second; where it gives a reason the level ends there.
     """
     run.processes = load.processes or processes_for(run, load)
     arrivals = session_arrivals(load, run.level.rate, traffic) if run.level.rate is not None else ()
@@ -314,7 +314,7 @@ class _Driver:
 
 
 class _Scraper:
-    """Reads the server's counters once a second, in a thread; a server without them is asked once."""
+    """Reads the server's counters once a second, in a thread; a server without them is queried once."""
 
     def __init__(self, run: LoadRun, target: Target, begun: float) -> None:
         self._run, self._target, self._begun = run, target, begun

@@ -27,7 +27,7 @@ ENOUGH_FOR_GROWTH = 16
 # A client whose event loop is later than this share of the median TTFT measures itself; loops wake in whole ms.
 LAG_SHARE = 0.05
 LEAST_LAG_MS = 1.0
-# Half of the gaps of a stream this much shorter than their mean are no gaps between tokens.
+# Half of the gaps of a stream this much shorter than their mean are not gaps between tokens.
 BURST = 0.1
 ENOUGH_GAPS = 20
 # Where Little's law does not hold to this, a level was not in a steady state.

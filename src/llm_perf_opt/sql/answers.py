@@ -115,7 +115,7 @@ def sample_rows(lines: Sequence[SampleLine]) -> ViewRows:
 
 
 def request_rows(path: Path | None) -> ViewRows:
-    """Of a run's requests.jsonl; no rows where the run is no load test."""
+    """Of a run's requests.jsonl; no rows where the run is not a load test."""
     try:
         lines = [] if path is None else read_limited(path, LARGEST_BYTES).splitlines()
         requests = [msgspec.json.decode(line, type=LoadedRequest) for line in lines]

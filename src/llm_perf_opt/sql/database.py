@@ -63,7 +63,7 @@ def unguarded(limits: SqlLimits) -> AbstractContextManager[None]:
 
 
 class SqlDatabase:
-    """One locked database. `fills` give the rows of the views; each is asked once."""
+    """One locked database. `fills` give the rows of the views; each is queried once."""
 
     def __init__(self, fills: Mapping[str, Fill], limits: SqlLimits = DEFAULT_LIMITS, guard: Guard = unguarded) -> None:
         self._fills, self._limits, self._guard = fills, limits, guard
@@ -243,7 +243,7 @@ def _result(cursor: "duckdb.DuckDBPyConnection") -> DataTable:
 
 
 def _unmasked(values: Values) -> Values:
-    """Texts and reals have a value of their own for what is missing."""
+    """Texts and reals have their own value for what is missing."""
     if not isinstance(values, np.ma.MaskedArray):
         return values
     if not values.mask.any():
@@ -270,7 +270,7 @@ def _typed(values: Sequence[Any], kind: str) -> tuple[Values, str]:
 
 
 def write_parquet(table: DataTable, path: Path) -> None:
-    """Write a table as Parquet, by a database of our own that nobody else's statement reaches."""
+    """Write a table as Parquet, by our own database that nobody else's statement reaches."""
     import duckdb
 
     columns = [_stored(name, values, table.types.get(name, "VARCHAR")) for name, values in table.columns.items()]
@@ -307,6 +307,6 @@ def _stored(name: str, values: Values, kind: str) -> _Stored:
         value = f"nullif({quoted}, {_LEAST})" if is_whole else quoted
     elif values.dtype.kind == "f":
         value = f"nullif({quoted}, 'NaN'::DOUBLE)"
-    # What is no simple value is written as text.
+    # What is not a simple value is written as text.
     cast = f"CAST({value} AS {kind if kind in _SIMPLE else 'VARCHAR'})"
     return _Stored(name=name, values=held, expression=f"{cast} AS {quoted}")

@@ -79,7 +79,7 @@ class CaptureEvents:
 
     @cached_property
     def names(self) -> Values:
-        """The names by code; the last, which -1 means, is no name."""
+        """The names by code; the last, which -1 means, is not a name."""
         return texts([*self.timeline.names, None])
 
     def range_of(self, work: Activities) -> Ints:
@@ -94,7 +94,7 @@ class CaptureEvents:
         return np.where(work.call >= 0, picked(self.operator_of_call, work.call), -1)
 
     def named_range(self, index: Ints) -> Values:
-        """The names of ranges, modules left out: those have a column of their own."""
+        """The names of ranges, modules left out: those have their own column."""
         ranges, above = self.timeline.ranges, index.copy()
         if not len(ranges):
             return self.names[above]

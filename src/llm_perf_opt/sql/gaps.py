@@ -1,7 +1,7 @@
 """Times without a kernel as rows of the view `gaps`: how long, why, and what the host was in.
 
 The parts of a gap are those of the idle time of its process, so over all gaps they sum to it. The cause of a long gap
-is what the host did in it; of very many long ones only the longest and a sample are looked into.
+is what the host did in it; of many long ones only the longest and a sample are inspected.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from llm_perf_opt.diagnosis.gaps.long_gaps import MAX_LOOKED_INTO, SAMPLED, Gap,
 from llm_perf_opt.diagnosis.scope import cell_of
 from llm_perf_opt.sql.events import CaptureEvents, Values, ViewRows, picked, stacked, texts
 
-# A gap too long for a launch, of a capture with very many of them: nobody looked into it.
+# A gap too long for a launch, of a capture with many of them: nobody inspected it.
 NOT_EXAMINED = "idle.not_examined"
 # In the order of the parts of a gap; the first of equals counts.
 _CAUSES = (cells.LAUNCH, cells.SYNC, cells.COPY, cells.DEVICE_GAPS, cells.UNRECORDED_LAUNCH)

@@ -293,7 +293,7 @@ VIEWS: Final = (
             _text("stage", "stage that measured it"),
             _text("metric", "name"),
             _real("value", "number, NULL where there is none"),
-            _text("text", "value that is no number"),
+            _text("text", "value that is not a number"),
             _text("unit", "unit"),
             _real("p10", "10th percentile"),
             _real("p90", "90th percentile"),

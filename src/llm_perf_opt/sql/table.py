@@ -116,7 +116,7 @@ class DataTable:
         """Write a Parquet file."""
         target = Path(path).expanduser()
         if not target.parent.is_dir():
-            raise ConfigError(f"{target}: {target.parent} is no directory, allowed: a file in a directory that exists")
+            raise ConfigError(f"{target}: {target.parent} is not a directory; give a file in a directory that exists")
         from llm_perf_opt.sql.database import write_parquet
 
         write_parquet(self, target)
@@ -151,7 +151,7 @@ def plain_values(values: Values) -> list[Any]:
 
 
 def as_json(value: Any) -> Any:
-    """A value of a result as JSON can hold it: what is no finite number is null."""
+    """A value of a result as JSON can hold it: what is not a finite number is null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, decimal.Decimal):

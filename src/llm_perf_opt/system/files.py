@@ -33,7 +33,7 @@ LARGEST_NUMBER, SMALLEST_NUMBER = 10**30, 1e-100
 # as a zero, which is ten times as fast as a pattern with digits.
 _SHAPE = bytes.maketrans(b"123456789E", b"000000000e")
 _MANY_DIGITS, _EXPONENT = b"0" * 31, re.compile(rb"0e[+-]?00")
-# A digest may hold what looks like an exponent, but not behind what stands before a number.
+# A digest may hold what looks like an exponent, but not behind what is before a number.
 _NUMBER = re.compile(rb"[\s:,\[](-?[0-9.]{1,40}[eE][+-]?[0-9]+)")
 _LONGEST_NUMBER = 48
 # A text that is read as a whole: the largest pages of ncu have a tenth of it.
@@ -88,7 +88,7 @@ def _may_be_absurd(data: bytes) -> bool:
 
 def is_absurd(number: float) -> bool:
     """Whether nothing measures or counts so much, or so little."""
-    # What is no number at all, or infinite, its readers take for absent.
+    # What is not a number at all, or infinite, its readers take for absent.
     is_finite = isinstance(number, int) or math.isfinite(number)
     return is_finite and number != 0 and not SMALLEST_NUMBER <= abs(number) <= LARGEST_NUMBER
 
@@ -223,7 +223,7 @@ def _opened_stream(path: Path) -> int | None:
 
 
 def odd_entries(root: Path) -> Iterable[str]:
-    """What a directory of our own making does not hold, each in words: links that lead out of it, pipes, devices."""
+    """What our own directory making does not hold, each in words: links that lead out of it, pipes, devices."""
     top = real_path(root)
     for folder, folders, files in os.walk(top):
         for name in (*folders, *files):

@@ -98,7 +98,7 @@ class NvmlDevice:
             return None
 
     def _power_of_the_moment(self) -> int | None:
-        """In milliwatts; the field is asked by number, because older bindings do not name it."""
+        """In milliwatts; the field is queried by number, because older bindings do not name it."""
         answer = self._ask("nvmlDeviceGetFieldValues", [POWER_INSTANT_FIELD])
         return None if answer is None or answer[0].nvmlReturn != 0 else int(answer[0].value.uiVal)
 

@@ -120,8 +120,8 @@ def run_command(
 
     `reads` finds progress in a line of the log. The folders in `remove` go when we are killed while it runs. With a
     redactor the log and the command file hold no secrets, but an answer that is data (`.csv`) stays as it is.
-    `is_over` is asked with the elapsed seconds, and ends the command before its timeout. A command whose time is up has
-    `grace_s` to write down what it has.
+    `is_over` is called with the elapsed seconds, and ends the command before its timeout. A command whose time is up
+    has `grace_s` to write down what it has.
     """
     argv = tuple(str(a) for a in argv)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +174,7 @@ def run_quick(argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float =
 
 
 class Worker:
-    """A program of our own that works while we continue: bytes in, results in a file. It does not outlive us."""
+    """Our own program that works while we continue: bytes in, results in a file. It does not outlive us."""
 
     def __init__(
         self, argv: Sequence[str], *, env: Mapping[str, str], output: BinaryIO, inherited: Sequence[int]
@@ -325,7 +325,7 @@ def _start(
     remove: Sequence[Path],
     redactor: Redactor | None,
 ) -> "subprocess.Popen[bytes]":
-    """Start a command in a session of its own, with nothing to read and its output in the log."""
+    """Start a command in its own session, with nothing to read and its output in the log."""
     failed, told = os.pipe()
     # What the supervisor takes out of the log if we are killed; in memory, and not for the command.
     known = _in_memory(redactor.values) if redactor is not None and _HAS_SUPERVISOR else None

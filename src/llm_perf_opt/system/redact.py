@@ -1,7 +1,7 @@
 """Takes secrets out of texts, commands, data and files: known values (`secrets.known`) and what looks like one.
 
 What runs gets the real values; only files, messages and recorded commands pass through here. In place of a secret
-stands `REDACTED`, in a file whose format must hold as many `x`.
+is `REDACTED`, in a file whose format must hold as many `x`.
 """
 
 import bz2
@@ -32,7 +32,7 @@ from llm_perf_opt.system.secrets.shapes import (
 )
 
 BLOCK_BYTES = 1 << 20
-# Text holds no zero byte; so much of a file is looked at.
+# Text holds no zero byte; so much of a file is inspected.
 HEAD_BYTES = 1 << 13
 # Which secrets are known in a file by their shape.
 NONE, OF_CODE, ALL = "none", "code", "all"
@@ -51,10 +51,10 @@ _PACKED: tuple[tuple[bytes, Callable[..., Any]], ...] = (
 _ENDING_BYTES = 8
 
 _MARK_BYTES = tuple(mark.encode("ascii") for mark in MARKS)
-# So much before and behind a mark is looked at in a file, and behind it to the end of what stands there.
+# So much before and behind a mark is inspected in a file, and behind it to the end of what is there.
 _BEFORE, _BEHIND, _LONGEST_VALUE = 320, 320, 4608
 _NO_VALUE = re.compile(rb"[\s\"'\x00-\x1f]")
-# Files of code, where `token = next_word(text)` is no assignment of a secret.
+# Files of code, where `token = next_word(text)` is not an assignment of a secret.
 _CODE_SUFFIXES = frozenset((".py", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".ll", ".llir", ".ptx", ".ttir", ".ttgir"))
 
 
@@ -103,7 +103,7 @@ class Redactor:
         out = [self.text(word) for word in argv]
         for index, start, end in hidden_in(argv):
             word = argv[index]
-            # What stands before it in the same word may hold another one.
+            # What is before it in the same word may hold another one.
             out[index] = self.text(word[:start]) + REDACTED + self.text(word[end:])
         return tuple(out)
 
@@ -120,7 +120,7 @@ class Redactor:
         return value
 
     def _name(self, key: Any) -> Any:
-        """A key without known values: numbers may stand under the name of a range, which is anybody's text."""
+        """A key without known values: numbers may be under the name of a range, which is anybody's text."""
         return self.without_known(key) if isinstance(key, str) else key
 
     def _setting(self, name: str, value: Any) -> Any:
@@ -320,7 +320,7 @@ def _blocks_with(
     data, over = bytearray(), list[tuple[int, int]]()
     while block := source.read(BLOCK_BYTES):
         data += block
-        # What may continue in the next block is looked at with it.
+        # What may continue in the next block is inspected with it.
         cut = max(0, len(data) - max(longest, OVERLAP_BYTES) + 1)
         if not cut:
             continue
@@ -352,7 +352,7 @@ def _places(data: bytearray, values: Sequence[bytes], *, in_file: bool) -> Itera
 
 
 def _shape_places(data: bytearray, shapes: str, *, in_file: bool) -> Iterator[tuple[int, int]]:
-    """Where what looks like a secret stands in the bytes of a file; only what is near a mark is looked at closely."""
+    """Where what looks like a secret is in the bytes of a file; only what is near a mark is inspected closely."""
     lower = data.lower()
     marks: list[tuple[int, int]] = []
     for mark in () if shapes == NONE else _MARK_BYTES:

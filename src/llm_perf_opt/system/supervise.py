@@ -1,6 +1,6 @@
-"""Stands between us and a command, so that nothing of it outlives us (docs/adr/0003-process-trees.md).
+"""Is between us and a command, so that nothing of it outlives us (docs/adr/0003-process-trees.md).
 
-Run as a script of its own: `python -I -S supervise.py STATUS_FD PARENT_PID [--clean VALUES_FD LOG] [--remove PATH ...]
+Run as its own script: `python -I -S supervise.py STATUS_FD PARENT_PID [--clean VALUES_FD LOG] [--remove PATH ...]
 -- ARGV ...`. It starts the command, reaps what the command orphans, and ends as the command ended. When our process
 dies, whatever killed it, the kernel tells this one, which ends the whole tree, takes the secrets out of the log and
 removes the folders it was given. It imports nothing of ours and little of Python before that, because it is started for
@@ -113,7 +113,7 @@ def _clean(log: str, known: int) -> None:
     try:
         Redactor(values=tuple(values)).log(Path(log))
     except OSError:
-        # Nobody is left to be told, and a log on a full disk keeps what it has.
+        # Nobody is left to be reported, and a log on a full disk keeps what it has.
         return
 
 

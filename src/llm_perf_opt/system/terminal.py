@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 DASHES = frozenset("–—-")
 GAP = "  "
-# With these set, rich may take what is no terminal for one.
+# With these set, rich may take what is not a terminal for one.
 _FORCED = frozenset({"FORCE_COLOR", "TTY_COMPATIBLE"})
 # Columns of names are not made narrower than this; a table that is too wide even so is printed in pieces.
 NARROWEST = 16
 
 # Control characters but tab and line feed, C1, and those that turn the direction of writing or hide.
 HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
-# What a continued line stands below: the text behind a mark of a list, or the last column of an aligned line.
+# What a continued line is below: the text behind a mark of a list, or the last column of an aligned line.
 _LEAD = re.compile(r"\s*(?:[*•→-] |\d+\. )?")
 _LAST_COLUMN = re.compile(r"^.*\S {2,}(?=\S)")
 

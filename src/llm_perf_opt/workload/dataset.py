@@ -199,7 +199,7 @@ def _find_pages(dataset: DatasetSection) -> tuple[Sample, ...]:
 
 
 def _listed_pages(filelist: Path, root: Path, *, allow_absolute: bool) -> list[Path]:
-    """The pages of a list, one path a line as it stands, relative to the root or to its folder `images`."""
+    """The pages of a list, one path a line as it is, relative to the root or to its folder `images`."""
     key = "dataset.subset_filelist"
     try:
         lines = read_limited(filelist, LARGEST_LIST_BYTES).decode("utf-8").split("\n")

@@ -190,7 +190,7 @@ def draw_boxes(page: Path, boxes: tuple[Box, ...], folder: Path, thumbnail_width
         pen.rectangle(pixels, outline=colours[box.label], width=line)
         pen.text((pixels[0] + line, pixels[1] + line), box.label, fill=colours[box.label])
         described.append(DrawnBox(label=box.label, box_px=pixels, cutout=_cut_out(image, box, folder, number)))
-    # A page of one pixel by twenty thousand is no page, but one that was measured.
+    # A page of one pixel by twenty thousand is not a page, but one that was measured.
     scale = min(thumbnail_width / image.width, TALLEST * thumbnail_width / image.height)
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     small = drawn.resize(size, Image.Resampling.LANCZOS)

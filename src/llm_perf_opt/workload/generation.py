@@ -146,7 +146,7 @@ class TokenPicker:
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether `saw` must be told every token, which means waiting for the device at each step."""
+        """Whether `saw` must be reported every token, which means waiting for the device at each step."""
         return self._ban is not None
 
     def saw(self, tokens: Sequence[int]) -> None:

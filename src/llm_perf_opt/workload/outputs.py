@@ -121,7 +121,7 @@ class OutputWriter:
             predictions.write_text("", encoding="utf-8")
 
     def add(self, sample: Sample, result: SampleResult, model: LoadedModel) -> None:
-        """Write the text of one sample, or of each of a batch, wherever it was asked for."""
+        """Write the text of one sample, or of each of a batch, wherever it was requested."""
         # A batch may have been filled with samples it already holds.
         for member, token_ids in dict(zip(sample.members, result.generation.sequences, strict=True)).items():
             self._add(member, token_ids, result, model)
@@ -150,7 +150,7 @@ def resolve_dirs(output: OutputConfig, stage_dir: Path) -> OutputDirs:
 
 
 def open_outputs(output: OutputConfig | None, stage_dir: Path, *, adapter: str) -> OutputWriter | None:
-    """The writer of what was asked for, or None when nothing was."""
+    """The writer of what was requested, or None when nothing was."""
     if output is None:
         return None
     dirs = resolve_dirs(output, stage_dir)

@@ -132,7 +132,7 @@ def choose_activities(wanted: Sequence[str], device: str) -> ChosenActivities:
     if device.startswith("cuda"):
         return ChosenActivities(names=tuple(dict.fromkeys(wanted)), notes=())
     left_out = "cuda" in wanted
-    note = f"activities: cuda was asked for, the model runs on {device}; cpu alone was recorded"
+    note = f"activities: cuda was requested, the model runs on {device}; cpu alone was recorded"
     return ChosenActivities(names=("cpu",), notes=(note,) if left_out else ())
 
 

@@ -161,7 +161,7 @@ def open_session(workload: Workload, watcher: WorkloadWatcher | None = None) -> 
             f"{config.infer.tp} in a stage that starts ranks"
         )
     begin_step("imports")
-    import torch  # noqa: F401 - its time is told apart from that of the device's first use
+    import torch  # noqa: F401 - its time is distinguished from that of the device's first use
 
     begin_step("loading")
     device = resolve_device(config.run.device)
@@ -173,7 +173,7 @@ def open_session(workload: Workload, watcher: WorkloadWatcher | None = None) -> 
     if watcher is not None:
         watcher.before_load(device)
     model = workload.adapter.load(config.model, config.infer, device=device, seed=config.run.seed)
-    # As in any program that has run for a while: what was imported is old, and only what is new is looked at.
+    # As in any program that has run for a while: what was imported is old, and only what is new is inspected.
     gc.enable()
     gc.collect()
     ranges = choose_emitter()
@@ -595,8 +595,8 @@ def run_inference(
 ) -> None:
     """A clean pass with NVTX ranges; writes metrics.json, samples.jsonl, inputs.json and the outputs asked for.
 
-    Around each range of the name `cuda_profiler_range` (`all`: around the pass) a profiler that waits for it is told to
-    start and to stop.
+    Around each range of the name `cuda_profiler_range` (`all`: around the pass) a profiler that waits for it is advised
+    to start and to stop.
     """
     with open_watcher(os.environ) or nullcontext() as watcher:
         _infer(config, out_dir, watcher, warmup_rounds, output, cuda_profiler_range, shortened)

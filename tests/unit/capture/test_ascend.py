@@ -53,7 +53,7 @@ def ascend_trace() -> list[dict[str, Any]]:
         _task("MEMCPY_ASYNC", "SDMA_SQE", 85, 1),
         *_flow(2, 28, 90, pid=HCCL, tid=0),
         _event("hcom_allReduce__868_0_1", HCCL, 0, 90, 60),
-        # What the collective is made of, and what is no work.
+        # What the collective is made of, and what is not work.
         _event("Reduce_Inline", HCCL, 1, 91, 50),
         _task("SDMA", "SDMA", 91, 50, stream=4),
         _task("Notify Wait", "Notify Wait", 90, 1, stream=4),
@@ -99,7 +99,7 @@ def test_times_as_text_keep_their_nanoseconds_and_flows_give_kernels_to_operator
     trace = read_ascend_trace(_write(tmp_path / "trace_view.json", ascend_trace()))
     assert int(trace.timeline.kernels.start_ns[0]) == 1000 * BASE_US + 40_250
     rows = {row.name: row.total_device_ns for row in operator_rows(trace.timeline, trace.operators)}
-    # The collective was asked for inside the operator too, at 28 µs of 10 to 30.
+    # The collective was requested inside the operator too, at 28 µs of 10 to 30.
     assert rows == {"aten::mm": 80_500}
     (step,) = analyze_timelines([trace.timeline]).ranges
     assert (step.name, step.kernel_count) == ("ProfilerStep#3", 2)

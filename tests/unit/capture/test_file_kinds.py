@@ -1,4 +1,4 @@
-"""What a file is told to be: read, or refused by its own name; and what nsys says of its own work."""
+"""What a file is be: read, or refused by its own name; and what nsys says of its own work."""
 
 import gzip
 import lzma

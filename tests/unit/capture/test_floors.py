@@ -48,7 +48,7 @@ def _found(count: int, kernel_count: int, time_us: int, floor_us: int) -> Chains
 
 def test_fusing_two_kernels_saves_the_shorter_of_them_at_most(tmp_path: Path) -> None:
     found = _chains(tmp_path, [(GEMM, 100), (ADD, 20), (MUL, 30), (TANH, 20), (GEMM, 100), (ADD, 5)])
-    # 20 between the first two, 20 between the last two; a kernel alone is no chain.
+    # 20 between the first two, 20 between the last two; a kernel alone is not a chain.
     assert found == _found(1, 3, 70, 30)
 
 

@@ -1,4 +1,4 @@
-"""From launches to rows: figures, roofs, bounds, names across tools, drawings and pages."""
+"""From launches to rows: figures, rooflines, bounds, names across tools, drawings and pages."""
 
 import csv
 import json

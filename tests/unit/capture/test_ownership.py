@@ -267,7 +267,7 @@ def test_kernels_before_the_first_launch_of_their_stream_were_queued_earlier(tmp
 
 
 def test_modules_and_operators_count_the_backward_as_ranges_do(tmp_path: Path) -> None:
-    """A module around a whole step, its replica on a thread of its own, and the backward on autograd's."""
+    """A module around a whole step, its replica on its own thread, and the backward on autograd's."""
     replica = [
         event("python_function", "nn.Module: Net_0", "0.000", "100.000"),
         event("python_function", "nn.Module: Replica_0", "22.000", "17.000", tid=12),

@@ -1,4 +1,4 @@
-"""Work by shape and type: what an operator needs, what its kernels took, and how far from the roof that is."""
+"""Work by shape and type: what an operator needs, what its kernels took, and how far from the roofline that is."""
 
 import json
 from pathlib import Path

@@ -85,7 +85,7 @@ def test_a_wrong_choice_names_the_right_one(
     assert main(["profile", "model=lama3_8b", "dataset.prompt_tokens=64", "run.repeats=x"]) == 2
     told = "error: model: no such choice (got 'lama3_8b'); did you mean llama3_8b?, allowed: causal_lm, "
     first, second = capsys.readouterr().err.splitlines()
-    # Of the data set of an unknown model nothing can be said.
+    # Of the data set of an unknown model nothing can be reported.
     assert first.startswith(told)
     assert second == "error: run.repeats: not a whole number (got 'x'), allowed: a whole number or 'auto'"
 

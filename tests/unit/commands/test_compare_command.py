@@ -277,7 +277,7 @@ def test_programs_without_phases_are_compared_by_their_wall_time(
         "compared: gen.py",
         "gate wall_ms<=+5%: failed (+20.0 %, +19.7 % to +20.3 %: none of the 95 % interval is within the limit)",
     ]
-    # Other repeats are no other work; and each is a start of its own, so that nothing is said of one start alone.
+    # Other repeats are not other work; and each is its own start, so that nothing is reported of one start alone.
     assert "workload.repeats: 3 → 4" in out and "one start" not in out
     assert main(["runs", str(tmp_path)]) == 0
     assert [line.split()[6:8] for line in capsys.readouterr().out.splitlines()] == [

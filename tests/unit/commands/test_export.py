@@ -1,4 +1,4 @@
-"""A run for others: tables for notebooks, text for Prometheus, and what MLflow and Weights & Biases are told."""
+"""A run for others: tables for notebooks, text for Prometheus, and what MLflow and Weights & Biases are reported."""
 
 import sys
 from collections.abc import Iterator
@@ -155,7 +155,7 @@ def test_the_command_prints_or_writes(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 class Told:
-    """Takes the place of a package, and keeps what it was told."""
+    """Takes the place of a package, and keeps what it was reported."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []

@@ -99,7 +99,7 @@ def test_every_wrong_option_is_told_at_once(folder: Path, capsys: pytest.Capture
     [
         ("experiments: []", "--experiments.experiments"),
         ("experiments: [{name: a}]", "changes nothing"),
-        ("experiments: [{name: a, overrides: [x=1]}, {name: a, overrides: [x=2]}]", "'a' stands there twice"),
+        ("experiments: [{name: a, overrides: [x=1]}, {name: a, overrides: [x=2]}]", "'a' is there twice"),
         ("experiments: [{name: a, override: [x=1]}]", "--experiments.experiments.0.override: unknown key"),
         ("- a", "not a mapping"),
         ("a: [", "is not YAML"),

@@ -64,7 +64,7 @@ def _preset_overrides() -> list[tuple[str, ...]]:
         (f"{override}={name}",) for group, override in groups.items() for name in _choices(group)
     ]
     cases += [("dataset=omnidocbench",), ("dataset=synthetic",), ("dataset=prompts", "dataset.file=p.txt")]
-    # Hardware is a section of its own, so each can be tried alongside any other preset.
+    # Hardware is its own section, so each can be tried alongside any other preset.
     hardware = [(f"hardware={name}",) for name in _choices("hardware")]
     assert len(hardware) > len(cases)
     return [(*one, *other) for one, other in itertools.zip_longest(cases, hardware, fillvalue=())]

@@ -113,7 +113,7 @@ def _normal(diagnosis: Diagnosis, path: Path) -> Diagnosis:
 
 
 def _unpacked(path: Path, folder: Path) -> Path:
-    """A copy in a folder of its own: entry points write alongside what they read."""
+    """A copy in its own folder: entry points write alongside what they read."""
     local = folder / "capture" / path.name.removesuffix(".xz")
     local.parent.mkdir()
     if path.suffix == ".xz":

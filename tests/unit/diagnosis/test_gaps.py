@@ -1,4 +1,4 @@
-"""What the host did while no kernel ran, and what a capture alone is told: one small capture per lesson."""
+"""What the host did while no kernel ran, and what a capture alone is reported: one small capture per lesson."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -185,7 +185,7 @@ def test_what_comes_to_the_end_of_a_capture_is_not_paid_once(
     (finding,) = analysis.findings
     assert (finding.rule, finding.is_one_time, says in finding.remedy) == (rule, False, True)
     assert {cell.owner for cell in cells_of(analysis, f"idle.{rule}")} == owners
-    # Compiling is asked for by the program, how much of it must remain nobody knows; a typical step does not stall.
+    # Compiling is requested by the program, how much of it must remain nobody knows; a typical step does not stall.
     assert finding.floor_ns == (None if rule == "recompilation" else 0)
 
 
@@ -533,7 +533,7 @@ SOFTMAX = "void (anonymous namespace)::softmax_warp_forward<float, float, float,
 
 
 def _says_in_pieces(tmp_path: Path, layer: Sequence[tuple[str, str, int]], *, ends: str = "") -> bool:
-    """Whether forty layers of kernels `(name, operator, µs)` back to back are told to be attention in pieces.
+    """Whether forty layers of kernels `(name, operator, µs)` back to back form attention in pieces.
 
     `ends` is what each ends with: a call that waits, a gap or a copy to the host.
     """
@@ -862,7 +862,7 @@ def test_an_allocation_is_kept_where_it_is_long_enough_to_explain_a_gap(tmp_path
     assert (finding.rule, finding.share) == ("allocation", pytest.approx(36_004 / 40_999))
     assert owner_of(analysis, "idle.allocation") == ("cudaMalloc",)
     assert "cudaMallocAsync" in finding.remedy
-    # A call that only prepares is no launch, however long it is kept.
+    # A call that only prepares is not a launch, however long it is kept.
     queue = _idle(analysis).queue
     assert queue is not None and (queue.launches, queue.call_ns) == (5, 5_000)
 

@@ -1,4 +1,4 @@
-"""Causes of idle time that have a mechanism of their own: what they claim, what must remain, and what they advise."""
+"""Causes of idle time that have their own mechanism: what they claim, what must remain, and what they advise."""
 
 from pathlib import Path
 
@@ -263,7 +263,7 @@ def test_the_first_of_two_allocations_makes_the_context_before_the_first_gpu_wor
     export.kernel("vectorAdd", 152 * MS + 110_000, 152 * MS + 113_000, 4)
     claim = claim_of(_nsys(export, tmp_path), "compilation")
     assert (
-        "before the first GPU work, which is no part of these shares: cudaMalloc takes 150.0 ms in 1 call"
+        "before the first GPU work, which is not a part of these shares: cudaMalloc takes 150.0 ms in 1 call"
         in claim.evidence
     )
 

@@ -1,4 +1,4 @@
-"""Time in which the profiler itself holds the program up is a cause of its own."""
+"""Time in which the profiler itself holds the program up is its own cause."""
 
 from pathlib import Path
 

@@ -96,7 +96,7 @@ def test_the_first_calls_of_an_operator_set_something_up(tmp_path: Path) -> None
         _kernel(events, i + 1, at + length - 10, at + length, 40)
         at += length + 10
     analysis = _torch(events, tmp_path)
-    # Start-up is most of this capture, and is told first.
+    # Start-up is most of this capture, and is reported first.
     assert rules(analysis) == ["compilation", "launch_bound"]
     assert claim_of(analysis, "compilation").is_one_time
     assert owner_of(analysis, "idle.startup.first_use") == ("aten::addmm",)
@@ -116,7 +116,7 @@ def test_several_reasons_of_one_gap_each_are_not_certain(tmp_path: Path) -> None
     [
         ("nvkernel_solve_F1L204_2", "solve", "a data region around the loop"),
         ("jacobi_47_gpu", "solve", "a data region around the loop"),
-        ("my_kernel", "solve", "prefetch the next piece on a stream of its own"),
+        ("my_kernel", "solve", "prefetch the next piece on its own stream"),
         ("flash_fwd_kernel", "solve", "keep weights, caches and results on the device"),
         ("void at::native::add", "FSDP::pre_forward (block.1)", "keep the parameters on the device"),
     ],
@@ -225,7 +225,7 @@ def test_a_class_of_one_kernel_is_named_with_it(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_waits_in_the_longest_range_is_not_said_to_work_all_the_time(tmp_path: Path) -> None:
-    """Two processes, whose edges are not looked into, with a request of 10 ms each in which the GPU works for 1 ms."""
+    """Two processes, whose edges are not inspected, with a request of 10 ms each in which the GPU works for 1 ms."""
     export = Export()
     for number, pid in enumerate((PID, PID + 0x1000000)):
         export.range("request", 0, 10 * MS, tid=pid | 1)

@@ -50,7 +50,7 @@ MIXED = ("gpt-oss-20b", "gpt-oss-120b")
 
 @cache
 def models() -> dict[str, dict[str, Any]]:
-    """Sizes of the models that are no preset, as their config.json gives them."""
+    """Sizes of the models that are not preset, as their config.json gives them."""
     found: dict[str, dict[str, Any]] = json.loads((REPO / "tests" / "data" / "published_models.json").read_text())
     return found
 

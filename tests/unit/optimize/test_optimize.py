@@ -121,7 +121,7 @@ def test_guards_ask_for_the_loop_the_format_and_what_is_set_already() -> None:
     assert "it is set already" in {r.remedy.id: r.why for r in plan_of(launch_bound(), done).refused}["reduce_overhead"]
     mine = Remedy(id="mine", title="mine", sets={"model.dtype": "float16"}, is_lossy=True)
     kept = plan_of(launch_bound(), situation(lossless=True), [mine])
-    assert {r.remedy.id: r.why for r in kept.refused}["mine"] == "only fixes without loss were asked for"
+    assert {r.remedy.id: r.why for r in kept.refused}["mine"] == "only fixes without loss were requested"
 
 
 def test_what_the_user_gives_is_tried_first_though_no_rule_promises_anything() -> None:
@@ -294,7 +294,7 @@ AGREES = Agreement(
         ({"tokens_equal": False, "kl_mean": 1e-4, "flip_gap": 0.05, "top1": 0.95}, False, "within rounding"),
         ({"tokens_equal": False, "kl_mean": 1e-4, "flip_gap": 0.2, "top1": 0.95}, False, "different"),
         ({"tokens_equal": False, "kl_mean": 0.01, "flip_gap": 0.05, "top1": 0.95}, False, "different"),
-        # The same distance is no rounding in float32.
+        # The same distance is not rounding in float32.
         ({"tokens_equal": False, "kl_mean": 1e-4, "flip_gap": 0.05, "dtype": "float32"}, False, "different"),
         ({"tokens_equal": False, "kl_mean": 0.01, "flip_gap": 2.0, "top1": 0.95}, True, "within limits"),
         ({"tokens_equal": False, "kl_mean": 0.06, "flip_gap": 2.0, "top1": 0.95}, True, "different"),

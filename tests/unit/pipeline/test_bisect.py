@@ -287,7 +287,7 @@ def test_a_real_program_is_run_at_every_commit_and_the_function_is_named(
         (["good", "HEAD"], "bisect: no program given, put it behind `--`: llm-perf bisect GOOD BAD -- python prog.py"),
         (
             ["HEAD", "good", "--", "x"],
-            "bisect: HEAD is no ancestor of good; give an older good commit and a newer bad one",
+            "bisect: HEAD is not an ancestor of good; give an older good commit and a newer bad one",
         ),
         (["good", "good", "--", "x"], "bisect: good and good are the same commit"),
         (["good", "HEAD", "--metric", "tpot", "--", "x"], "--metric: unknown metric 'tpot'; did you mean tpot_ms?"),

@@ -156,7 +156,7 @@ def test_runs_of_every_kind_show_their_numbers_and_device(
         StageRecord(name="torch_profiler", status="ok", metrics={"wall_ms": Metric(value=900.0, unit="ms", how="x")}),
     )
     write_manifest(program, replace(read_manifest(program), run_id="program"))
-    # A dry run leaves a plan and is no run.
+    # A dry run leaves a plan and is not a run.
     (tmp_path / "dry").mkdir()
     (tmp_path / "dry" / "plan.json").write_text("{}")
     assert main(["runs", str(tmp_path), "--json"]) == 0

@@ -1,4 +1,4 @@
-"""The jobs of a sweep: how each stands, what is resumed, and turns on a device."""
+"""The jobs of a sweep: how each is, what is resumed, and turns on a device."""
 
 import json
 import os
@@ -65,7 +65,7 @@ GONE = SchedulerQueue(states={})
         ("ok", LATER, SchedulerQueue(states={"7_0": "COMPLETING"}), "ok"),
         # A failure of an earlier attempt does not count while the new one waits, runs, or cannot be asked about.
         ("failed", EARLIER, SchedulerQueue(states={"7_0": "PENDING"}), "queued"),
-        ("failed", EARLIER, SchedulerQueue(states={}, problem="squeue could not be asked (no)"), "unknown"),
+        ("failed", EARLIER, SchedulerQueue(states={}, problem="squeue could not be queried (no)"), "unknown"),
         (None, LATER, SchedulerQueue(states={"7_0": "RUNNING"}), "running"),
         (None, LATER, GONE, "failed"),
     ],
@@ -114,7 +114,7 @@ def test_bad_input_of_one_job_is_the_reason_it_failed(tmp_path: Path) -> None:
             "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1",
             SchedulerQueue(
                 states={},
-                problem="squeue could not be asked (slurm_load_jobs error: Unable to contact slurm controller)",
+                problem="squeue could not be queried (slurm_load_jobs error: Unable to contact slurm controller)",
             ),
         ),
     ],

@@ -145,7 +145,7 @@ def test_what_was_not_measured_is_refused(
 def test_a_file_that_is_no_run_of_bench_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "other.json").write_text("[]")
     assert main(["plan", "--calibrate-from", str(tmp_path / "other.json")]) == 2
-    assert "other.json is no bench.json" in " ".join(capsys.readouterr().err.split())
+    assert "other.json is not a bench.json" in " ".join(capsys.readouterr().err.split())
     assert main(["plan", "--calibrate-from", str(tmp_path)]) == 2
     assert "cannot be read (No such file or directory); give a run of llm-perf bench" in " ".join(
         capsys.readouterr().err.split()

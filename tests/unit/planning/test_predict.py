@@ -166,7 +166,7 @@ def test_a_hub_name_is_not_looked_up_offline(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main(["predict", "model.path=some/model", "hardware=h200"]) == 2
-    assert "model.path: 'some/model' is no file or folder here, and HF_HUB_OFFLINE" in capsys.readouterr().err
+    assert "model.path: 'some/model' is not a file or folder here, and HF_HUB_OFFLINE" in capsys.readouterr().err
 
 
 def test_a_folder_with_a_config_json_is_enough(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

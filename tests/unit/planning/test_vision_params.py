@@ -97,7 +97,7 @@ def test_a_model_that_speaks_is_counted_without_what_speaks(capsys: pytest.Captu
     }
     said = " ".join(predict(capsys, tmp_path, {"model_type": "qwen2_5_omni", "thinker_config": thinker}).split())
     assert re.search(r"\(text [\d,]+, audio [\d,]+, vision [\d,]+\)", said)
-    assert "what speaks is a model of its own and not counted" in said
+    assert "what speaks is its own model and not counted" in said
 
 
 def test_a_type_transformers_does_not_have_says_that_the_rest_is_left_out(

@@ -1,4 +1,4 @@
-"""Energy: meters that can be asked or say why not, and joules given to the phases they belong to."""
+"""Energy: meters that can be queried or say why not, and joules given to the phases they belong to."""
 
 import math
 import sys

@@ -48,7 +48,7 @@ def test_every_block_has_one_kind() -> None:
         block(2000, 70, 20, 60),  # made and freed while loading
         block(5000, 16, 120, 160),  # the cache after the first step
         block(6000, 20, 155, 205),  # and after the second
-        block(5000, 30, 165, 170),  # the same address again, when it is no cache any more
+        block(5000, 30, 165, 170),  # the same address again, when it is not a cache any more
         block(7000, 32, 130),  # never freed
         block(8000, 8, 215, 299),
     ]
@@ -277,7 +277,7 @@ def test_the_post_mortem_says_what_was_asked_for_and_what_was_there(tmp_path: Pa
     assert (first.title, second.title) == ("Out of memory", "Memory over time")
     assert first.paragraphs == (
         "Memory ran out: CUDA out of memory. Tried to allocate 80.00 MiB.",
-        "80.0 MB were asked for, 3.0 MB were free.",
+        "80.0 MB were requested, 3.0 MB were free.",
         "By: torch/nn/functional.py:9 linear.",
         "In module lm_head.",
     )

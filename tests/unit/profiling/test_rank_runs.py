@@ -52,7 +52,7 @@ def test_on_several_nodes_srun_starts_a_torchrun_on_each_and_they_meet_on_the_fi
         (["infer.tp=2"], "infer.tp: not the number of ranks (got 2), allowed: 1"),
         (["run.nodes=2"], "run.nodes: several nodes need ranks on each (got 2)"),
         (["run.ranks=2", "run.repeats=auto"], "run.repeats: ranks would disagree on when to stop"),
-        (["run.ranks=2", "workload.command=[sleep]"], "run.ranks: a program of your own starts its ranks itself"),
+        (["run.ranks=2", "workload.command=[sleep]"], "run.ranks: your own program starts its ranks itself"),
         (["run.ranks=2", "infer.tp=2", "infer.cache=static"], "infer.tp: splits plain steps alone (got 2)"),
     ],
 )

@@ -118,7 +118,7 @@ def test_nsys_says_why_its_slowdown_is_not_known(tmp_path: Path) -> None:
     child = written(child_dir, p50=(10.0, 2.0))
     clean = CleanBaseline(metrics=child, source="timer/metrics.json", folder=child_dir)
     reasons = {
-        "a program of your own is not timed under a profiler": nsys_slowdown(None, None, child_dir, complete=True),
+        "your own program is not timed under a profiler": nsys_slowdown(None, None, child_dir, complete=True),
         "the workload did not run to its end under nsys": nsys_slowdown(clean, child, child_dir, complete=False),
         None: nsys_slowdown(clean, child, child_dir, complete=True),
     }

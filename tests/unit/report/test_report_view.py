@@ -231,8 +231,8 @@ def test_a_program_without_phases_is_told_what_part_of_it_operators_are_and_that
     view = view_of(program_without_phases(tmp_path, 4000.0))
     assert view.headline.split is not None and view.headline.split.note == (
         "Operators have 400.0 ms of CPU time; the whole program took 4,000 ms without a profiler, so they are about "
-        "10.0 % of it, by times that a profiler makes longer. Start-up, imports and all that is no operator of torch "
-        "are outside."
+        "10.0 % of it, by times that a profiler makes longer. Start-up, imports and code "
+        "outside operators are not in it."
     )
     assert view.headline.warnings == ()
     write_reports(tmp_path)

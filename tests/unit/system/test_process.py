@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 ENV = {"PATH": os.environ["PATH"]}
 
-# Starts a grandchild in a session of its own, with an empty environment, and lets its parent die: the hardest to find.
+# Starts a grandchild in its own session, with an empty environment, and lets its parent die: the hardest to find.
 ESCAPEE = """
 import subprocess, sys, time
 code = '''

@@ -1,4 +1,4 @@
-"""Every knob of the profiled pass changes what is recorded, and what it cannot do is said."""
+"""Every knob of the profiled pass changes what is recorded, and what it cannot do is reported."""
 
 import csv
 import gzip
@@ -75,7 +75,7 @@ def test_no_decode_steps_leave_decode_without_a_slowdown_or_shares(tmp_path: Pat
 
 @pytest.mark.parametrize("wanted", [("cpu", "cuda"), ("cuda",)])
 def test_cuda_on_a_cpu_becomes_cpu_with_a_note(wanted: tuple[str, ...]) -> None:
-    note = "activities: cuda was asked for, the model runs on cpu; cpu alone was recorded"
+    note = "activities: cuda was requested, the model runs on cpu; cpu alone was recorded"
     assert choose_activities(wanted, "cpu") == ChosenActivities(names=("cpu",), notes=(note,))
     assert choose_activities(("cpu",), "cpu") == ChosenActivities(names=("cpu",), notes=())
     assert choose_activities(wanted, "cuda:0") == ChosenActivities(names=wanted, notes=())

@@ -194,7 +194,7 @@ def cut_name(name: str) -> str:
 
 
 def as_utf8(text: str) -> str:
-    """Text as it can be printed and written: half a surrogate pair, or a byte that is no text, becomes its escape."""
+    """Text as it can be printed and written: half a surrogate pair, or a byte that is not text, becomes its escape."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -213,7 +213,7 @@ def _split(name: str) -> tuple[str, str]:
     end = len(text)
     for index, character in enumerate(text):
         if character == "<":
-            # A comparison among the arguments stands between brackets, a template's list behind a name.
+            # A comparison among the arguments is between brackets, a template's list behind a name.
             if previous.isalnum() or previous == "_":
                 if not open_:
                     first = index

@@ -1,4 +1,4 @@
-"""Profiled launches to one row per kernel: what bounds it, how far it is from the roof, and what ncu advises.
+"""Profiled launches to one row per kernel: what bounds it, how far it is from the roofline, and what ncu advises.
 
 Why a kernel is as fast as it is: its bound, what limits its occupancy, where its warps stall, what ncu advises.
 """
@@ -133,7 +133,7 @@ def analyze_ncu(launches: Sequence[NcuLaunch]) -> NcuAnalysis:
 
 
 def join_nsys(analysis: NcuAnalysis, kernels: Sequence[NsysKernel], *, source: str | None = None) -> NcuAnalysis:
-    """Add each kernel's share of GPU time on the timeline; rows then come by time times distance to the roof.
+    """Add each kernel's share of GPU time on the timeline; rows then come by time times distance to the roofline.
 
     `source` says which time the shares are of.
     """
@@ -177,7 +177,7 @@ def _joined(row: NcuKernel, found: Sequence[NsysKernel], total_ns: float) -> Ncu
 
 
 def headroom_by_name(analysis: NcuAnalysis) -> dict[str, float]:
-    """The distance to the roof (0 to 1) of each kernel of an earlier analysis, by normal form of its name."""
+    """The distance to the roofline (0 to 1) of each kernel of an earlier analysis, by normal form of its name."""
     return {
         normalise(row.kernel): max(0.0, 1.0 - row.roof_pct / 100.0)
         for row in analysis.kernels

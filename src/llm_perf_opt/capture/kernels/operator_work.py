@@ -70,7 +70,7 @@ class _Inputs:
         return _TYPES[self.types[index]][1]
 
     def size(self, index: int) -> float:
-        """The bytes of an input, 0 for what is no tensor or an unknown one."""
+        """The bytes of an input, 0 for what is not a tensor or an unknown one."""
         shape = self.shapes[index] if index < len(self.shapes) else None
         known = index < len(self.types) and self.types[index] in _TYPES
         return math.prod(shape) * self.item_bytes(index) if shape and known else 0.0

@@ -119,7 +119,7 @@ def analyze_ranks(
 
 
 def is_alone(timelines: Sequence[Timeline]) -> bool:
-    """Whether one process ran on one GPU and no kernel communicates: then nothing is to be said of ranks."""
+    """Whether one process ran on one GPU and no kernel communicates: then nothing is to be reported of ranks."""
     if len(timelines) != 1 or not timelines[0].has_gpu_work:
         return not any(timeline.has_gpu_work for timeline in timelines)
     timeline = timelines[0]

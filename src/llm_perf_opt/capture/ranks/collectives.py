@@ -60,7 +60,7 @@ _KINDS = (
     (SEND_RECEIVE, re.compile(r"send_?recv|\bsend\b|\brecv\b|point_?to_?point|batch_isend", re.IGNORECASE)),
     (REDUCE, re.compile(r"reduce", re.IGNORECASE)),
 )
-# What one rank sends to another is no matter of the whole group.
+# What one rank sends to another is not a matter of the whole group.
 _OF_THE_GROUP = frozenset({ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST, REDUCE, BARRIER})
 
 

@@ -27,7 +27,7 @@ class Understood:
 
 
 def identify(timelines: Sequence[Timeline], said: Kind | None = None) -> Understood:
-    """What was said decides; then what the captures say of themselves, their file names, and their hosts."""
+    """What was reported decides; then what the captures say of themselves, their file names, and their hosts."""
     found = _look(timelines)
     if said is None or said == found.kind:
         return found

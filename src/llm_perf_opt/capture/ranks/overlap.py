@@ -20,7 +20,7 @@ class Split:
     """Times of one process or one of its GPUs, from its first GPU work to its last; every part is a union.
 
     Busy is a kernel or a graph that runs, and idle the rest, as everywhere in an analysis; a copy does not make a GPU
-    busy here, while HolisticTraceAnalysis counts it as work that is no computation. `communication_ns` is
+    busy here, while HolisticTraceAnalysis counts it as work that is not a computation. `communication_ns` is
     `overlapped_ns` (a computation kernel ran meanwhile), `exposed_ns` (nothing did) and what ran alongside copies
     alone. `hta_*` are shares as HolisticTraceAnalysis defines them; `exposed_pct` is of `span_ns`.
     """

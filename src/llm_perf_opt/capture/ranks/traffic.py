@@ -1,4 +1,4 @@
-"""What the ranks of our own workload sent each other; around each call stands `communication:OPERATION:BYTES`."""
+"""What the ranks of our own workload sent each other; around each call is `communication:OPERATION:BYTES`."""
 
 import re
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Readers of files other tools wrote: bytes or rows in, records out, nothing decided.
 
-`kinds` finds out what a file is, `foreign` names what is no capture.
+`kinds` finds out what a file is, `foreign` names what is not a capture.
 
 nsys:  `nsys_sqlite` (timeline; over `nsys_database`, `nsys_columns` and `sqlite_pages`), `nsys_summary` and
        `nsys_stats` (kernel summaries), `nsys_log` (what it printed)

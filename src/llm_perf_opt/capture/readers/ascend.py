@@ -1,8 +1,8 @@
 """A trace of torch_npu's profiler (trace_view.json, Huawei Ascend) as a TorchTrace.
 
 The format is Chrome's with times as text. Device tasks are events of the process "Ascend Hardware", a stream a thread;
-which of them is work is said by their task type. Collectives are events of the process "HCCL": the tasks they are made
-of lie on a stream of their own, take the same time once more, and are left out. An operator starts a task through the
+their task type says which of them is work. Collectives are events of the process "HCCL": the tasks they are made
+of lie on their own stream, take the same time once more, and are left out. An operator starts a task through the
 flow `async_npu`, whose end has the task's stream and start; the host's side of it is a call without a length.
 """
 
@@ -85,7 +85,7 @@ class _Rows:
         return np.array(self.start_ns, np.int64), np.array(self.end_ns, np.int64)
 
 
-# When and on which thread a task was asked for.
+# When and on which thread a task was requested.
 _Asked = tuple[int, tuple[Any, Any]]
 # The stream of a piece of work, and who asked for it.
 _Place = tuple[int, _Asked | None]

@@ -1,4 +1,4 @@
-"""What is no capture, called by its own name: files by their first bytes or columns, and what to do instead."""
+"""What is not a capture, called by its own name: files by their first bytes or columns, and what to do instead."""
 
 import re
 from pathlib import Path
@@ -28,7 +28,7 @@ _OTHER_EXPORTS = {b"\x89HDF": "HDF5", b"PAR1": "Parquet", b"ARROW1": "Arrow"}
 _OTHER_EXPORT_TEXT = re.compile(r'\s*(\{"data":\s*\["|data: ")\[Unknown\]"')
 _XPROF = "of XProf, the profiler of JAX and TensorFlow, which does not say which call launched a kernel; "
 _WITH_NSYS = "capture the program with nsys instead"
-# Formats that are no text, by their first bytes or the end of their name.
+# Formats that are not text, by their first bytes or the end of their name.
 _BINARY = (
     (re.compile(rb"/device:(GPU|TPU)|/host:CPU|/host:metadata"), (".xplane.pb",), f"a trace {_XPROF}{_WITH_NSYS}"),
     (
@@ -57,7 +57,7 @@ _NCU_SAID = re.compile(r"^==(PROF|ERROR|WARNING)== ", re.MULTILINE)
 _NCU_ERROR = re.compile(r"^==ERROR== (.*)$", re.MULTILINE)
 _LFS = b"version https://git-lfs.github.com/spec/"
 _WEB_PAGE = re.compile(rb"\s*<(!doctype html|html|head)\b", re.IGNORECASE)
-# JSON of other tools: what stands at its beginning, what it is, and what to do.
+# JSON of other tools: what is at its beginning, what it is, and what to do.
 _JSON = (
     (
         re.compile(r'"highres-ticks"|"/device:(GPU|TPU|CPU):\d+|"/host:CPU"|"XLA (Ops|Modules)"'),
@@ -91,7 +91,7 @@ _JSON = (
 
 
 def refuse_placeholder(path: Path, head: bytes) -> None:
-    """What stands where a capture should be: nothing, a pointer to it, or a page about it."""
+    """What is where a capture should be: nothing, a pointer to it, or a page about it."""
     if not head:
         raise ParseError(f"{path}: the file is empty; record, export or copy it again")
     if head.startswith(_LFS):
@@ -112,7 +112,7 @@ def refuse_packed(path: Path, head: bytes, *, but: str = "") -> None:
 
 
 def refuse_content(path: Path, content: bytes, *, packed: bool) -> None:
-    """Formats that are no text, by the first bytes of the content; `packed`: they came out of gzip."""
+    """Formats that are not text, by the first bytes of the content; `packed`: they came out of gzip."""
     if content[_TAR_AT:].startswith(_TAR):
         raise ParseError(f"{path}: a tar archive; unpack it and give the files inside")
     if packed and content.startswith((SQLITE, NCU_REPORT)):

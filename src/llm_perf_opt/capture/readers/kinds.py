@@ -76,7 +76,7 @@ def _timelines_in(folder: Path) -> tuple[tuple[Path, ...], list[str]]:
     exported = {p.with_suffix("") for p in files if p.suffix == ".sqlite"}
     files = [p for p in files if p.suffix not in (".nsys-rep", ".qdrep") or p.with_suffix("") not in exported]
     others = {p for p in files if p.name.lower().endswith((".json", ".json.gz")) and not _may_be_trace(p)}
-    # A merge stands alongside what it was made from.
+    # A merge is alongside what it was made from.
     others |= {p for p in files if p.name.startswith(MERGED)} if len(files) > 1 else set()
     return tuple(p for p in files if p not in others), sorted(p.name for p in others)
 
@@ -129,7 +129,7 @@ def require_one_story(kinds: Sequence[str]) -> None:
     if LOAD in kinds and set(kinds) != {LOAD}:
         raise ConfigError("analyze: results of load generators and captures are two stories; give them separately")
     if SNAPSHOT in kinds and set(kinds) != {SNAPSHOT}:
-        raise ConfigError("analyze: memory snapshots hold no times of kernels; give them to a call of their own")
+        raise ConfigError("analyze: memory snapshots hold no times of kernels; give them to their own call")
     timelines = {kind for kind in kinds if kind != NCU}
     if len(timelines) > 1:
         words = {
@@ -179,7 +179,7 @@ def _table_kind(path: Path, text: str, *, is_whole: bool) -> str:
         return SUMMARY
     refuse_table(path, text)
     _refuse_printed_stats(path, text)
-    # What a program printed may stand before the page.
+    # What a program printed may be before the page.
     if is_whole:
         raise not_a_table(path, text)
     return NCU

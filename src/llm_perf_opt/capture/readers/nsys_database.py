@@ -27,7 +27,7 @@ _OTHER_TOOLS = {
     "CUPTI_ACTIVITY_KIND_DRIVER": "nvprof, which is not read: capture the program with nsys",
     "StringTable": "nvprof, which is not read: capture the program with nsys",
     "rocpd_op": "rocmProfileData (RPD), which is not read: record with `rocprofv3 --sys-trace`, or with torch.profiler",
-    "rocpd_": "rocprofv3 (rocpd), which is no export of nsys: give it to `llm-perf analyze`",
+    "rocpd_": "rocprofv3 (rocpd), which is not an export of nsys: give it to `llm-perf analyze`",
     "CANN_API": "torch_npu's or msprof's for Ascend, which is not read: give its trace_view.json",
     "NPU_INFO": "torch_npu's or msprof's for Ascend, which is not read: give its trace_view.json",
 }

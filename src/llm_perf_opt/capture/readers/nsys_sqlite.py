@@ -241,7 +241,7 @@ _WAITS = re.compile(
     r"Synchronize|^cudaMemcpy(2D|3D|ToSymbol|FromSymbol)?(_ptds)?(_v\d+)?\Z|^cudaFree(Host)?(_v\d+)?\Z"
     r"|^cuMemcpy(HtoD|DtoH|DtoD)(_v\d+)?(_ptds)?\Z|^cuMemFree(Host)?(_v\d+)?\Z"
 )
-# What is longer is no name of a call.
+# What is longer is not a name of a call.
 LONGEST_CALL = 200
 
 
@@ -555,7 +555,7 @@ def _ranges(db: NsysDatabase, names: Names, threads: Ints, notes: list[str]) -> 
         return Ranges(start_ns=none, end_ns=none, name=none, thread=none, process_wide=none.astype(np.bool_)), threads
     db.require(NVTX, ("start", "end", "eventType"))
     thread, registered = db.column_or(NVTX, "globalTid", "0"), db.column_or(NVTX, "textId", "-1")
-    # As bytes, to say where they are no text; one character more than is kept, to see what is cut.
+    # As bytes, to say where they are not text; one character more than is kept, to see what is cut.
     text = f"CAST(substr({db.column_or(NVTX, 'text', 'NULL')}, 1, {MAX_NAME + 1}) AS BLOB)"
     columns: dict[str, list[Any]] = {key: [] for key in ("start", "end", "type", "tid", "id", "text")}
     for part in db.select(

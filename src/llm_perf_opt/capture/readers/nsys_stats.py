@@ -163,7 +163,7 @@ def parse_stats(text: str, *, source: str) -> KernelSummary:
     if len(found) > 1:
         raise ParseError(
             f"{source}: holds {len(found)} kernel summaries, which cannot be added up (medians are lost); give each in "
-            "a file of its own"
+            "its own file"
         )
     table = found[0]
     rows = [_row(cells, table, f"{source}, line {line}" if line else source) for line, cells in table.rows]

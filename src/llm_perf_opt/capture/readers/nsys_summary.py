@@ -34,7 +34,7 @@ SUMMARY_FILES = ("summary_cuda_gpu_kern_sum.csv", "summary_gpukernsum.csv", "sum
 
 
 def to_kernel_rows(rows: Sequence[SummaryRow], *, source: str) -> tuple[KernelRow, ...]:
-    """The rows as kernels by total time; one that stands there once per launch shape, as in 2022, is put together.
+    """The rows as kernels by total time; one that is there once per launch shape, as in 2022, is put together.
 
     Medians and deviations are None where they are not printed (2021 and older) or cannot be had by name.
     """

@@ -2,7 +2,7 @@
 
 The tables carry a UUID in their names and differ between versions; the views over them (`kernels`, `memory_copies`,
 `regions`) do not, so only these are read. A record is joined with its host call by `stack_id` inside one `guid`:
-`corr_id` is 0 in real files. The recorded environment of the process is never looked at.
+`corr_id` is 0 in real files. The recorded environment of the process is never inspected.
 """
 
 import json

@@ -3,7 +3,7 @@
 A table's rows lie on leaf pages: a list of places, and at each the row's id, the types of its columns and their values
 (https://www.sqlite.org/fileformat2.html). Rows of one table mostly have the same types, so of some hundred pages all
 rows of the same types are read at once. What is not plain (an odd page, text or a fraction where an integer is wanted,
-rows of very many types) raises `NotPlain`, and whoever asked has SQLite itself read on from there.
+rows of many types) raises `NotPlain`, and whoever asked has SQLite itself read on from there.
 """
 
 import os
@@ -26,7 +26,7 @@ from llm_perf_opt.core.host import usable_cores
 
 # Larger blocks leave the caches, smaller ones have two threads wait for the interpreter more than they read.
 BLOCK_BYTES = 4 << 20
-# More kinds of rows than this in one block are no table of events.
+# More kinds of rows than this in one block are not table of events.
 MOST_KINDS = 512
 LEAF, INTERIOR = 13, 5
 LEAF_HEADER, INTERIOR_HEADER = 8, 12
@@ -152,7 +152,7 @@ class PageReader:
                 try:
                     found = reader._block_of(part, columns)
                 except (NotPlain, OSError, MemoryError) as error:
-                    # Raised where the block is asked for.
+                    # Raised where the block is requested.
                     found = error
                 finally:
                     ready[number].put(found)
@@ -253,7 +253,7 @@ class PageReader:
             if every:
                 return values, null, ids
             cells, left = cells[~fits], _among(left, ~fits)
-        raise NotPlain("rows of very many types")
+        raise NotPlain("rows of many types")
 
     def _fit(self, kind: _Kind, cells: Ints) -> tuple[Flags, Ints]:
         """Which cells are of a kind, and the first word of all."""
@@ -306,7 +306,7 @@ def _kind_of(size_bytes: int, id_bytes: int, head: bytes, columns: tuple[int, ..
     for column, of_type in enumerate(types):
         size = (of_type - FIRST_TEXT) // 2 if of_type >= FIRST_TEXT else SIZES.get(of_type, -1)
         if size < 0 or (column in columns and of_type in (FRACTION, *range(FIRST_TEXT, MORE))):
-            raise NotPlain("a value that is no integer")
+            raise NotPlain("a value that is not an integer")
         end += size
         constant = {ZERO: 0, ONE: 1}.get(of_type)
         places[column] = _Place(end=end, size=size, constant=constant)

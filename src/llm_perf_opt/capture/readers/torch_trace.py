@@ -78,7 +78,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class TorchTrace:
-    """`operators` and `modules` share the timeline's names and threads. `detail` is there where it was asked for."""
+    """`operators` and `modules` share the timeline's names and threads. `detail` is there where it was requested."""
 
     timeline: Timeline
     operators: HostEvents
@@ -407,7 +407,7 @@ def _origin(head: dict[str, Any]) -> Origin:
 
 
 def _count(device: dict[str, Any], key: str) -> int | None:
-    """A number above 0 where that is what stands there."""
+    """A number above 0 where that is what is there."""
     value = device.get(key)
     return value if type(value) is int and value > 0 else None
 

@@ -73,7 +73,7 @@ class Instant(msgspec.Struct, gc=False):
 class Args(msgspec.Struct, gc=False):
     """The arguments that are used; all others are skipped while decoding. ROCm writes sizes as text.
 
-    Host calls may say something else under `stream`; only that of GPU work is looked at.
+    Host calls may say something else under `stream`; only that of GPU work is inspected.
     """
 
     correlation: int = -1
@@ -110,7 +110,7 @@ _NEEDS_INPUTS = re.compile("conv|attention|attn", re.IGNORECASE)
 
 
 class EventDecoder:
-    """Complete events (`X`) of a list, told apart from the others while decoding; these are skipped.
+    """Complete events (`X`) of a list, distinguished from the others while decoding; these are skipped.
 
     A phase nobody defined, or none, makes that fail; such a list is decoded again and sorted out afterwards. With
     `detailed`, input shapes and memory events are kept too.
@@ -282,7 +282,7 @@ def _table(
     arguments = [e.args for e in rows] if on_gpu or kind == CALL else []
     correlation = [-1 if a is None else a.correlation for a in arguments]
     device = [0 if a is None else a.device for a in arguments] if on_gpu else []
-    # A stream has a number; what else stands there is none.
+    # A stream has a number; what else is there is none.
     stream = (
         [-1 if a is None or type(n := a.stream) is not int or not 0 <= n < MOST_STREAMS else n for a in arguments]
         if on_gpu
@@ -433,7 +433,7 @@ def _from_digits(rows: list[Any]) -> Ints:
 
 
 def _start_of(event: Any) -> int | None:
-    """The start in nanoseconds, or None where there is none or it is no time a clock can have."""
+    """The start in nanoseconds, or None where there is none or it is not a time a clock can have."""
     digits = bytes(event.ts)
     ns = None if digits in (b"", b"null") else digits_to_ns(digits)
     return ns if ns is not None and abs(ns) < LATEST_NS else None

@@ -29,7 +29,7 @@ CHUNK_BYTES = 1 << 20
 HEAD_LIMIT = 64 << 20
 # Without a border in so much, one event would have to be held in memory several times.
 EVENT_LIMIT = 128 << 20
-# A head holds the key once; a few more would be odd, thousands are no trace.
+# A head holds the key once; a few more would be odd, thousands are not trace.
 HEAD_TRIES = 8
 # The key with room for spaces, where a block ends inside it.
 KEY_BYTES = 256
@@ -66,7 +66,7 @@ def read_with_cuts(path: Path, read: Callable[[bool], T]) -> T:
 
 
 def read_chunks(path: Path, text: TraceText, *, careful: bool = False) -> Iterator[memoryview]:
-    """Pieces in order, each a JSON list of whole events; a piece is overwritten when the next is asked for."""
+    """Pieces in order, each a JSON list of whole events; a piece is overwritten when the next is requested."""
     cut = _careful_cut if careful else _likely_cut
     with _opened(path) as file:
         rest = _skip_head(path, file, text)
@@ -147,7 +147,7 @@ def _last_piece(path: Path, data: bytes, text: TraceText) -> bytes:
 
 
 def _skip_head(path: Path, file: BufferedIOBase, text: TraceText) -> bytes:
-    """Read up to the first event; what stands before is kept as the head. Every byte is searched once."""
+    """Read up to the first event; what is before is kept as the head. Every byte is searched once."""
     data = bytearray()
     tries = tried = 0
     while len(data) <= HEAD_LIMIT and tries < HEAD_TRIES and (block := file.read(HEAD_BYTES)):
@@ -161,7 +161,7 @@ def _skip_head(path: Path, file: BufferedIOBase, text: TraceText) -> bytes:
             try:
                 head = json.loads(bytes(data[: match.end()]) + b"]}")
             except ValueError:
-                # Not at the top: the key stands inside something that is still open.
+                # Not at the top: the key is inside something that is still open.
                 continue
             if isinstance(head, dict):
                 text.head.update({k: v for k, v in head.items() if k != "traceEvents"})

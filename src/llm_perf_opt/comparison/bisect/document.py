@@ -150,7 +150,7 @@ def _points(search: BisectSearch, names: tuple[tuple[str, str], ...]) -> tuple[B
 
 
 def _sentence(search: BisectSearch, names: tuple[tuple[str, str], ...], metric: str) -> str:
-    """What stands behind the outcome."""
+    """What is behind the outcome."""
     answer = search.answer
     assert answer is not None
     change = "" if answer.change is None else f"{metric} {percent(answer.change)}"

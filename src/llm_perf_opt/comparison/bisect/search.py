@@ -46,7 +46,7 @@ MAD = 0.6745
 POWER_Z = 1.2816
 # A comparison is given up at so many times the pairs it should take; the next one may be elsewhere.
 PATIENCE = 3.0
-# A comparison is looked at so many times on its way.
+# A comparison is inspected so many times on its way.
 BATCHES = 8
 # With a larger smallest detectable change, ends without a significant difference show nothing.
 MOST_DETECTABLE = 0.25

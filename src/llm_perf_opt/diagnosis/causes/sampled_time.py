@@ -17,7 +17,7 @@ FEW, MANY = 20, 200
 
 
 def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
-    """All time of the cells; the owner with the most of it stands in the title."""
+    """All time of the cells; the owner with the most of it is in the title."""
     cells = [cell for prefix in cause.cells for cell in scope.ledger.below(prefix)]
     total = sum(cell.time_ns for cell in cells)
     if not total:

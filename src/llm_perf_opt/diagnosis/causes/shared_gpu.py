@@ -1,4 +1,4 @@
-"""Another process uses the GPU in turns: kernels stretched, and queued work held, by one and the same length."""
+"""Another process uses the GPU interleaved: kernels stretched, and queued work held, by one and the same length."""
 
 from llm_perf_opt.diagnosis.claim import CERTAIN_INSTANCES, Claim, Fact
 from llm_perf_opt.diagnosis.document import Program

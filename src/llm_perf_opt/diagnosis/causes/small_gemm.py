@@ -6,7 +6,7 @@ from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_SHARE, SHORT_NS, SHOWN = 0.1, 10_000, 3
-# What is as near to its roofline is no smaller than it should be.
+# What is as near to its roofline is not a smaller than it should be.
 NEAR_PCT = 75.0
 
 
@@ -42,7 +42,7 @@ def _is_small(kernel: KernelTime, scope: Scope) -> bool:
     if measured is not None and measured.waves_per_sm is not None:
         # One whose roofline nobody measured may well be near it.
         return measured.waves_per_sm < 1.0 and measured.roof_pct is not None and measured.roof_pct < NEAR_PCT
-    # Of a capture alone, short is no proof of small.
+    # Of a capture alone, short is not a proof of small.
     return scope.evidence is None and kernel.count > 0 and kernel.time_ns < SHORT_NS * kernel.count
 
 

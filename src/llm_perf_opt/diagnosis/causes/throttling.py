@@ -6,7 +6,7 @@ from llm_perf_opt.diagnosis.facts import ClockFacts
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_SHARE, LOW_CLOCK = 0.05, 0.85
-# Idle and clocks set by an application are no fault.
+# Idle and clocks set by an application are not fault.
 HARMLESS = ("gpu_idle", "idle", "none", "applications_clocks_setting", "active")
 
 

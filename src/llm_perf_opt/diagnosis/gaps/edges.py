@@ -23,7 +23,8 @@ When = Literal["before", "after"]
 WHEN: tuple[When, ...] = ("before", "after")
 # Less than this of a capture and its edges is the way into a step and out of it.
 MIN_EDGES = 0.1
-# What is paid once lies before the first kernel in every program, and is told only where it is more than all the rest.
+# What is paid once lies before the first kernel in every program, and is reported only where it is more than all the
+# rest.
 MIN_SETUP = 0.5
 # Operators before fewer kernels than these say nothing of a program.
 FEW_KERNELS = 10

@@ -14,7 +14,7 @@ CALL, OPERATOR, FRAME, SYSTEM, RANGE = "runtime call", "operator", "Python frame
 OVERHEAD, KERNEL = "overhead", "kernel"
 # What is this much of a time explains it.
 COVERS = 0.5
-# What it leaves is somebody else's from this part on.
+# What it leaves is another user's from this part on.
 SMALL = 0.25
 # So many calls may explain a time together.
 SEVERAL = 8

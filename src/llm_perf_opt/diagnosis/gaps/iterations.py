@@ -15,7 +15,7 @@ MIN_ITERATIONS = 3
 LOOKED_AT = 200_000
 # A kernel marks the steps when the number of kernels from one of it to the next is the same this often.
 REGULAR = 0.6
-# Steps found must hold this part of all kernels: what repeats only at the edge is no loop of the program.
+# Steps found must hold this part of all kernels: what repeats only at the edge is not a loop of the program.
 COVERED = 0.5
 # An outlier is this many robust standard deviations from the median, and this part of it.
 OUTLIER_DEVIATIONS, OUTLIER_SHARE = 5.0, 0.2
@@ -35,7 +35,7 @@ class Outlier:
 
 @dataclass(frozen=True, kw_only=True)
 class Iterations:
-    """The steps of a capture. `how` says by what they were told apart; quartiles say how much they spread."""
+    """The steps of a capture. `how` says by what they were distinguished; quartiles say how much they spread."""
 
     how: str
     count: int
@@ -52,7 +52,7 @@ class Iterations:
 
 @dataclass(frozen=True, kw_only=True)
 class _Steps:
-    """The steps of one capture: how they were told apart, kernels in each, and their lengths in order."""
+    """The steps of one capture: how they were distinguished, kernels in each, and their lengths in order."""
 
     how: str
     kernels_each: int | None
@@ -60,7 +60,7 @@ class _Steps:
 
 
 def find_iterations(timelines: Sequence[Timeline]) -> Iterations | None:
-    """The steps of all captures in which they are told apart the same way, the way that finds most of them."""
+    """The steps of all captures in which they are distinguished the same way, the way that finds most of them."""
     found: dict[tuple[str, int | None], list[tuple[int, Ints]]] = {}
     for source, timeline in enumerate(timelines):
         steps = _steps(timeline)

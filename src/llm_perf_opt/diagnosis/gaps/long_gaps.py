@@ -25,7 +25,7 @@ from llm_perf_opt.diagnosis.gaps.verdict import (
     readable,
 )
 
-# So many of the longest are looked into, and so many of the rest, which stand for all of it: each is a search.
+# So many of the longest are inspected, and so many of the rest, which stand for all of it: each is a search.
 MAX_LOOKED_INTO, SAMPLED = 200, 100
 SHOWN = 20
 # Set-up is over where less than this part of what follows is set-up again: some is met in the middle of things. Where
@@ -88,8 +88,8 @@ class Reason:
     """Gaps for which the host had the same reason: how many, and how long the GPU waited for the host in them.
 
     `where` is the range around the longest of them, `owner` and `user_code` are those of the longest. `recurs`: they
-    come again and again to the end of the capture, before kernels that had run already. `shared` of the gaps are told
-    with another reason first, which fills more of them.
+    come again and again to the end of the capture, before kernels that had run already. `shared` of the gaps are
+    reported with another reason first, which fills more of them.
     """
 
     verdict: Verdict
@@ -129,7 +129,7 @@ class LongGaps:
 
 @dataclass(frozen=True, kw_only=True)
 class _Looked:
-    """A gap that was looked into, how many gaps it stands for, and what the host did in it.
+    """A gap that was inspected, how many gaps it stands for, and what the host did in it.
 
     `parts` add up to the gap's `long_ns`; the first is of its own activity. A sample stands for others as well.
     """
@@ -150,7 +150,7 @@ def find_long_gaps(
 ) -> LongGaps:
     """Look into the longest gaps of each process; `startup` is that of the timeline where it is known already.
 
-    Of the gaps looked into, the `shown` longest are returned.
+    Of the gaps inspected, the `shown` longest are returned.
     """
     startup = find_start_up(timeline, maps) if startup is None else startup
     compute = join([timeline.kernels, timeline.graphs])
@@ -283,7 +283,7 @@ def _look_into(
 ) -> list[_Looked]:
     split = one.split(gaps.start, gaps.end)
     calls = timeline.calls
-    # What is asked for is a part of a gap, alongside the waiting in it.
+    # What is requested is a part of a gap, alongside the waiting in it.
     record = HostRecord(timeline, one.long_from_ns // 2)
     starts = _StartUps(timeline, one, startup, own_threads)
     waits = _WaitsInside(timeline, own_threads)

@@ -8,7 +8,7 @@ import numpy as np
 from llm_perf_opt.capture.intervals import Ints
 from llm_perf_opt.capture.timeline import Timeline, join, percentile
 
-# Launches looked at, evenly over the capture: enough for every percentile, and a bound on the time it takes.
+# Launches inspected, evenly over the capture: enough for every percentile, and a bound on the time it takes.
 SAMPLE = 50_000
 SHORT_KERNEL_NS = 10_000
 
@@ -79,7 +79,7 @@ def _launches(timeline: Timeline) -> _Launches | None:
     known: Ints = np.arange(len(compute), dtype=np.int32) if all_recorded else np.flatnonzero(compute.call >= 0)
     if not len(known):
         return None
-    # Copies are no launches: one from pageable memory blocks whatever its call is named.
+    # Copies are not launches: one from pageable memory blocks whatever its call is named.
     launches = np.zeros(len(calls), np.bool_)
     launches[compute.call[known]] = True
     graphs = np.array([code for code, name in enumerate(timeline.names) if "GraphLaunch" in name], np.int64)

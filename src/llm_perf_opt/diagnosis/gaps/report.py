@@ -58,8 +58,8 @@ def report_idle(
 ) -> IdleReport:
     """Look into the idle time of captures of one program.
 
-    `startups` are those of the captures, where they are known already. By `ranges` gaps of single instances are told
-    from those every instance has.
+    `startups` are those of the captures, where they are known already. By `ranges` gaps of single instances are
+    reported from those every instance has.
     """
     if startups is None:
         startups = [find_start_up(timeline, maps) for timeline, maps in captures]

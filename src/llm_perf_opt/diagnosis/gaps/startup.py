@@ -3,7 +3,7 @@
 A call that does this on an idle GPU and takes many times what it takes later pays once: the first heavy `cudaFree` of a
 library (its CUDA context and handles), the loading of modules, the first launch of a kernel. The operator that holds
 such calls, in one of its first instances, is start-up as a whole; so is one in which a library times its algorithms
-(`cudnn.benchmark`). What comes again and again to the end of a capture recurs, and is no start-up.
+(`cudnn.benchmark`). What comes again and again to the end of a capture recurs, and is not a start-up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ class StartUpRow:
     """Calls or operators of one name and cost. `gpu_idle_ns` is the part of their time in which no kernel ran.
 
     `first_ns` and `last_ns` are the start of the first and the end of the last, from the first GPU work of the capture
-    on (negative before it). `recurs`: they come to the end of the capture and are no start-up. `place` is the operator
+    on (negative before it). `recurs`: they come to the end of the capture and are not start-up. `place` is the operator
     around the longest.
     """
 

@@ -18,18 +18,18 @@ from llm_perf_opt.diagnosis.gaps.queue import in_order
 from llm_perf_opt.diagnosis.gaps.startup import StartUp, goes_on
 from llm_perf_opt.diagnosis.gaps.verdict import flags_of
 
-# Launches looked at, evenly over the capture.
+# Launches inspected, evenly over the capture.
 SAMPLE = 50_000
 # With CUDA_LAUNCH_BLOCKING=1 all launches end after their kernel; without it those of long kernels do not.
 BLOCKING_SHARE, MIN_LAUNCHES = 0.98, 20
 LONG_KERNEL_NS = 5_000
 # A launch with so much work before it shows that the host is ahead again.
 AHEAD = 2
-# So many launches after a free are looked at for one.
+# So many launches after a free are inspected for one.
 LOOKED_AT = 64
 # The slice that another process gets of a GPU: 1.5 to 4 ms on what is sold for data centres, by default.
 SLICE_NS = (1_200_000, 6_000_000)
-# Shorter waiting is no part of one.
+# Shorter waiting is not a part of one.
 PART_NS = 100_000
 # A kernel that takes this many times its median was stopped in between; of at least so many of one name and shape.
 STRETCHED, MIN_KERNELS = 2.0, 3
@@ -43,7 +43,7 @@ NONE: Ints = np.zeros(0, np.int64)
 class LaunchBlocking:
     """Launches whose calls return only when their kernel has ended (`CUDA_LAUNCH_BLOCKING=1`).
 
-    `covering` of the `launches` looked at do. `call_ns` is the time in these calls, `kernel_ns` that of their kernels.
+    `covering` of the `launches` inspected do. `call_ns` is the time in these calls, `kernel_ns` that of their kernels.
     """
 
     launches: int
@@ -70,7 +70,7 @@ class AllocatorFlushes:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeSlices:
-    """Signs of another process that uses the GPU in turns.
+    """Signs of another process that uses the GPU interleaved.
 
     `stretched` kernels took about `slice_ns` more than others of their name and shape, and `held` times of about that
     length no kernel ran while work was queued. `lost_ns` is all of it together.
@@ -136,7 +136,7 @@ def find_launch_blocking(timelines: Sequence[Timeline]) -> LaunchBlocking | None
 
 
 def _blocking(timeline: Timeline) -> LaunchBlocking:
-    """Of launches of kernels that are no mere blink: a short one may end before any call returns."""
+    """Of launches of kernels that are not mere blink: a short one may end before any call returns."""
     kernels, calls = timeline.kernels, timeline.calls
     some = slice(None, None, max(1, len(kernels) // SAMPLE))
     is_long = kernels.end_ns[some] - kernels.start_ns[some] >= LONG_KERNEL_NS

@@ -16,7 +16,7 @@ from llm_perf_opt.diagnosis.gaps.verdict import flags_of, means, readable
 
 # Operators of the framework itself say less about a place than what calls them.
 _FRAMEWORK_OPERATOR = re.compile(r"^(aten|c10|prims|c10d|fsdp)::|^ProfilerStep|^autograd::|^nn\.Module: ")
-# Of each call, this many of the longest are asked for their place.
+# Of each call, this many of the longest are requested their place.
 PLACED = 50
 SHOWN = 20
 # Of the operators around a wait, so many are named.

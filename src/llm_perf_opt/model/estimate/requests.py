@@ -16,10 +16,10 @@ from llm_perf_opt.model.estimate.queueing import LoadTimes, closed_load, open_lo
 from llm_perf_opt.model.estimate.steps import Setting, step_estimate
 from llm_perf_opt.model.hardware.work import Step
 
-# As many tokens of prompts as serving engines take into one forward unless told otherwise.
+# As many tokens of prompts as serving engines take into one forward by default.
 PROMPT_TOKENS = 8192
 MOST_PIECES = 256
-# A draft model's share of a step's time and of the memory, where nothing else is said.
+# A draft model's share of a step's time and of the memory, where nothing else is reported.
 DRAFT_COST = 0.1
 
 
@@ -87,7 +87,7 @@ def prompt_ms(setting: Setting, load: Load, *, batch: int = 1) -> float | None:
     held, left = load.cached, load.new_tokens
     piece = left if load.chunk is None else max(1, min(left, load.chunk // batch))
     starts = range(0, left, piece)
-    # A piece takes a little longer than the one before it, so of very many some stand for their neighbours.
+    # A piece takes a little longer than the one before it, so of many some stand for their neighbours.
     stride = -(-len(starts) // MOST_PIECES)
     seen = starts[stride // 2 :: stride]
     total = 0.0

@@ -1,11 +1,11 @@
-"""Finds the text model inside a configuration that holds more, and refuses what is no decoder, with a way on."""
+"""Finds the text model inside a configuration that holds more, and refuses what is not a decoder, with a way on."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from llm_perf_opt.model.static.config_json import Fields, NotADecoder
 
-# Types inside wrappers that are a known family under a name of their own.
+# Types inside wrappers that are a known family under their own name.
 ALIASES = {
     "kimi_k2": "deepseek_v3",
     "llama4": "llama4_text",
@@ -91,12 +91,12 @@ def known_type(model_type: str) -> str:
 
 
 def refuse_encoders(data: Mapping[str, Any], *, where: str) -> None:
-    """A model that is no decoder has no prefill and decode as they are reckoned here."""
+    """A model that is not a decoder has no prefill and decode as they are reckoned here."""
     kind = str(data.get("model_type"))
     if data.get("is_encoder_decoder") is not True and kind not in _ENCODERS:
         return
     raise NotADecoder(
         f"{where}: model_type: {kind!r} is an encoder or an encoder-decoder, and only decoders are predicted; "
         "profile your own program that runs it (docs/your-own-program.md), or give the config.json of a decoder",
-        what=f"the family {kind!r}, which is no decoder",
+        what=f"the family {kind!r}, which is not a decoder",
     )

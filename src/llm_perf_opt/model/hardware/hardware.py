@@ -137,7 +137,7 @@ class Resolved:
 def resolve_hardware(
     section: HardwareSection, device: Device | None, catalogue: Mapping[str, HardwareSection]
 ) -> Resolved:
-    """A named entry, or for `auto` the device's own; what the configuration gives stands in front of either."""
+    """A named entry, or for `auto` the device's own; what the configuration gives is in front of either."""
     check_peaks(section, where="hardware")
     if section.name != AUTO:
         entry = catalogue.get(section.name)
@@ -200,7 +200,7 @@ def is_given(section: HardwareSection, key: str) -> bool:
 
 
 def with_calibration(section: HardwareSection, calibration: Calibration) -> HardwareSection:
-    """Put what this machine reached in place of what somebody else's did; what was given stays."""
+    """Put what this machine reached in place of what another user's did; what was given stays."""
     rates = {
         name: rate for name, rate in section.achieved_tflops.items() if is_given(section, f"achieved_tflops.{name}")
     }

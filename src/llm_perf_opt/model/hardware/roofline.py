@@ -101,7 +101,7 @@ def uncounted_products(hardware: HardwareSection, dtypes: Dtypes) -> str | None:
 
 
 def _formats_used(hardware: HardwareSection, dtypes: Dtypes) -> list[tuple[str, ...]]:
-    """For each kind of product, the format it runs in: the fastest by the data sheet, which alone may stand for it.
+    """For each kind of product, the format it runs in: the fastest by the data sheet, which alone may be for it.
 
     Another format's rate is never put in its place: a device that multiplies fp8 and was measured in bf16 alone has no
     measured ceiling for weights in fp8. Without a data sheet the format asked for must have been measured.
@@ -110,7 +110,7 @@ def _formats_used(hardware: HardwareSection, dtypes: Dtypes) -> list[tuple[str, 
     for formats in (dtypes.plain_products, dtypes.weight_products, dtypes.score_products):
         listed = [name for name in formats if name in hardware.peak_tflops]
         fastest = max(listed, key=lambda name: hardware.peak_tflops[name], default=formats[0])
-        # Sums in fp16 are an engine's choice on the same units: what was measured with sums in fp32 may stand.
+        # Sums in fp16 are an engine's choice on the same units: what was measured with sums in fp32 may be.
         found.append((_SAME_UNITS[fastest], fastest) if fastest in _SAME_UNITS else (fastest,))
     return found
 

@@ -68,7 +68,7 @@ def analyse(
     spread: DeviceShare = ONE_DEVICE,
     held: InMemory | None = None,
 ) -> Analysis:
-    """`capacity_bytes` is the device's own figure where it could be asked; else the data sheet's.
+    """`capacity_bytes` is the device's own figure where it could be queried; else the data sheet's.
 
     `estimator` is a way of running that is asked about; `chunk`: prompts go in pieces of so many tokens; `spread`:
     devices that share the work of a forward; `held`: requests in flight, where memory holds more than the batch.

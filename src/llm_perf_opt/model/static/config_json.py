@@ -80,7 +80,7 @@ class Fields:
         return float(value)
 
     def is_text(self, key: str) -> bool:
-        """Whether a word such as `auto` stands where others give a number."""
+        """Whether a word such as `auto` is where others give a number."""
         return isinstance(self.data.get(key), str)
 
     def boolean(self, key: str, default: bool) -> bool:
@@ -155,7 +155,7 @@ def read_heads(f: Fields, *, head_dim: int | None = None, kv_follows: bool = Fal
     """Query heads, key heads and the width of one.
 
     Without `head_dim` the hidden size is split evenly. `kv_follows`: no `num_key_value_heads` means one per query head;
-    the other types have a number of their own as default, so the file must name it.
+    the other types have their own number as default, so the file must name it.
     """
     heads = f.integer("num_attention_heads")
     kv_heads = f.integer("num_key_value_heads", heads) if kv_follows else f.integer("num_key_value_heads")

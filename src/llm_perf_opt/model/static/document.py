@@ -143,7 +143,7 @@ class PhaseBound:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseEstimate:
-    """What a run is expected to take, in ms; `gpu` is the device's busy time where it is told apart.
+    """What a run is expected to take, in ms; `gpu` is the device's busy time where it is distinguished.
 
     `label`: from rates measured on the device, or transferred from another.
     """

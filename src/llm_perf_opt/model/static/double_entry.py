@@ -24,7 +24,7 @@ COPIED = "keys and values are copied to all query heads before the product, as t
 SCORES = "attention is not fused: scores are written by one product and read by the next"
 ROTARY = "the rotary part of the cache is copied, not multiplied, so no matrix operator reads it"
 ROUTED = (
-    "the count takes every routed row to hit an expert of its own (it has no data to route); "
+    "the count takes every routed row to hit its own expert (it has no data to route); "
     "the closed form expects n·(1 − (1 − k/n)^T) distinct experts"
 )
 BIASES = "biases of routed experts are added outside the products"

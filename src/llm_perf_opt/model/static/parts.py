@@ -26,8 +26,8 @@ class GroupedAttention:
 
     `norm_elements` are the weights of query and key norms, `sinks` learned scores per head. `has_gate`: the query's
     projection is twice as wide and its second half gates the result. `v_dim`: values of another width than keys;
-    `has_values`: else they are made of what the keys are made of, without a projection of their own. `gate_width`:
-    columns of a projection of its own that gates the result. `indexer`: a query sees the keys it picks alone.
+    `has_values`: else they are made of what the keys are made of, without their own projection. `gate_width`:
+    columns of its own projection that gates the result. `indexer`: a query sees the keys it picks alone.
     """
 
     heads: int
@@ -213,7 +213,7 @@ class StoredWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A decoder, and what stands before it for a model that reads images.
+    """A decoder, and what is before it for a model that reads images.
 
     `beside`: parameters by group of parts that are held in memory and whose work is not reckoned. `longest`: the most
     positions its configuration names. `stored`: what memory holds of the weights, where a checkpoint is taken as it is.

@@ -34,7 +34,7 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 class Quantised:
     """`weight` of the layers' matrices; `has_wide_attention`: the projections around attention were left alone.
 
-    `attention`: they have a format of their own, as in checkpoints of mixed formats. `kv` is the cache's format where
+    `attention`: they have their own format, as in checkpoints of mixed formats. `kv` is the cache's format where
     the checkpoint prescribes one. `stored`: the format of each matrix.
     """
 
@@ -79,7 +79,7 @@ def read_quantised(data: Mapping[str, Any], *, where: str) -> Quantised | None:
 
 
 def _stored(config: Mapping[str, Any], weight: str, *, expert_dtype: Any) -> Stored:
-    """The format of each matrix: the method's, except for modules left alone and those with a format of their own."""
+    """The format of each matrix: the method's, except for modules left alone and those with their own format."""
     left = parse_rules(str(name) for key in _LEFT_ALONE for name in _list(config.get(key)))
     layers = config.get("quantized_layers")
     if isinstance(layers, Mapping):

@@ -31,7 +31,7 @@ _PART = (
     (ATTENTION, re.compile(r"attn|attention|mixer\.(?:[qkvo]_proj|in_proj|out_proj)|mamba|short_conv")),
     (MLP, re.compile(r"mlp|ffn|feed_forward|block_sparse_moe|mixer\.(?:up|down|gate)_proj")),
 )
-# Modules that are no matrices of a layer's products: they are in no format of their own.
+# Modules that are not matrices of a layer's products: they are in no format of their own.
 _APART = re.compile(r"norm|conv1d|router|gate(?:\.weight|\.e_score\w*)?\*?$|shared_expert_gate|bias$|sinks$|indexer")
 _PROJECTION = re.compile(r"([a-z]+(?:_[a-z0-9]+)*)(?:\.weight)?\*?$")
 # Projections in one matrix, by the names of those that make them up.

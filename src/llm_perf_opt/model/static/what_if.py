@@ -35,10 +35,10 @@ class WhatIfPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIf:
-    """`points` in the order of `gpus`, `dtypes`, `batches` and `lengths`, what stands last changes first.
+    """`points` in the order of `gpus`, `dtypes`, `batches` and `lengths`, what is last changes first.
 
     `gpu`, `dtype`, `batch` and `length` are the places of the run itself; `gpu` and `dtype` are None where its device
-    is no GPU whose figures are known. `engine` is the way of running that is assumed everywhere.
+    is not a GPU whose figures are known. `engine` is the way of running that is assumed everywhere.
     """
 
     engine: str

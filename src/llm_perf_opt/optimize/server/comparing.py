@@ -1,4 +1,4 @@
-"""Two configurations compared by starts that were made in turns, with the statistics of `compare`.
+"""Two configurations compared by starts that were made interleaved, with the statistics of `compare`.
 
 Every value is one start of a server: what starts differ by is in the interval. The n-th start of one side is paired
 with the n-th of the other, both made in the same round.
@@ -12,7 +12,7 @@ from llm_perf_opt.comparison.statistics import ChangeEstimate, Pass, Verdict, es
 from llm_perf_opt.optimize.plan import PAIR_LOOKS, look_share
 from llm_perf_opt.optimize.server.document import MORE_IS_BETTER, VerifiedGain
 
-# Rounds after which a verdict is asked for.
+# Rounds after which a verdict is requested.
 ROUND_LOOKS = PAIR_LOOKS
 
 

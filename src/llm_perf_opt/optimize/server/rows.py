@@ -73,7 +73,7 @@ def option_rows(
             left_out = "it is set already"
         elif not tried:
             wanted = dict.fromkeys(name for choice in option.choices for name in choice.when)
-            left_out = f"not seen: {', '.join(wanted)}" if wanted else "only options without loss were asked for"
+            left_out = f"not seen: {', '.join(wanted)}" if wanted else "only options without loss were requested"
         rows.append(
             OptionRow(
                 option=option.id,

@@ -2,7 +2,7 @@
 
 First the start, then what promises something by itself, the cheapest first, then what a surrogate expects most of,
 combinations too: one start each, of which nothing is claimed. The best of them, the start and the best without each of
-its settings are then started in turns, in rounds, until the verdicts are settled. Only what those rounds show is
+its settings are then started interleaved, in rounds, until the verdicts are settled. Only what those rounds show is
 called a gain; where they show none, the next best is verified. No start is used for both, so a start that was fast by
 chance decides nothing.
 """
@@ -79,7 +79,7 @@ class Verification:
         return min((len(self.values.get(side, ())) for side in self.sides), default=0)
 
     def next_side(self) -> Configuration:
-        """In turns; every other round the other way round, so that no side always comes first."""
+        """Interleaved; every other round the other way round, so that no side always comes first."""
         order = self.sides if self.rounds % 2 == 0 else self.sides[::-1]
         return next(side for side in order if len(self.values.get(side, ())) == self.rounds)
 

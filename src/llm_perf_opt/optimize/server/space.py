@@ -79,7 +79,7 @@ class ServerOption:
         if (self.flag is None) == (self.variable is None):
             found.append(f"options.{self.id}: needs a flag or a variable (got both or none), allowed: one of the two")
         values = [choice.text for choice in _with_choices(self).choices]
-        found += [f"options.{self.id}: the value {v!r} stands there twice" for v in set(values) if values.count(v) > 1]
+        found += [f"options.{self.id}: the value {v!r} is there twice" for v in set(values) if values.count(v) > 1]
         for choice in _with_choices(self).choices:
             unknown = [name for name in choice.when if name not in EVIDENCE]
             found += [
@@ -160,7 +160,7 @@ def _typed(raw: dict[str, Any], source: str) -> ServerSpace:
         raise ConfigError([str(problem) for problem in problems])
     found = [f"{source}: {problem}" for option in typed.options for problem in option.problems()]
     ids = [option.id for option in typed.options]
-    found += [f"{source}: options.{name}: stands there twice" for name in dict.fromkeys(ids) if ids.count(name) > 1]
+    found += [f"{source}: options.{name}: is there twice" for name in dict.fromkeys(ids) if ids.count(name) > 1]
     known = {f"{option.id}={choice.text}" for option in typed.options for choice in _with_choices(option).choices}
     named = [name for option in typed.options for c in option.choices for name in (*c.needs, *c.excludes)]
     found += [f"{source}: no such setting (got {name!r}), allowed: option=value" for name in named if name not in known]

@@ -106,7 +106,7 @@ class Surrogate:
 
 
 def coordinates_of(option: TunedOption, value: str | None) -> list[float]:
-    """A number as its rank among the values; a word, and a start whose value is unknown, as a direction of its own."""
+    """A number as its rank among the values; a word, and a start whose value is unknown, as its own direction."""
     known = [*option.values, *([option.present] if option.present is not None else [])]
     value = option.present if value is None else value
     numbers = [_number(one) for one in known]

@@ -29,7 +29,7 @@ EXPORT_TIMEOUT_S = 1800.0
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzedCaptures:
-    """The analysis, the captures it is of, and what was said while reading. `ncu` stands alongside the analysis too.
+    """The analysis, the captures it is of, and what was reported while reading. `ncu` is alongside the analysis too.
 
     `inputs` are the input shapes of the operators of the last trace, where they were recorded.
     """
@@ -44,7 +44,7 @@ class AnalyzedCaptures:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadFiles:
-    """Captures as they were read, and what was said meanwhile. `summary` is a kernel summary, which is no capture."""
+    """Captures as read, and the notes of reading. `summary` is a kernel summary, which is not a capture."""
 
     kind: str
     captures: tuple[RecordedCapture, ...]

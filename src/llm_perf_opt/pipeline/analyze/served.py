@@ -23,7 +23,7 @@ from llm_perf_opt.system.terminal import number_columns, terminal_table
 
 
 def analyze_results(files: Sequence[Path], output: Path | None, *, as_json: bool) -> None:
-    """Read the files, print what they say, and write a run directory where one was asked for."""
+    """Read the files, print what they say, and write a run directory where one was requested."""
     if output is not None:
         require_free(output)
     document = read_results(files)

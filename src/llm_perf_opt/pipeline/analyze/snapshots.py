@@ -28,7 +28,7 @@ ROWS = 60
 
 
 def analyze_snapshots(files: Sequence[Path], output: Path | None, *, as_json: bool, top: int) -> None:
-    """Read the files, print what they say, and write a run directory where one was asked for."""
+    """Read the files, print what they say, and write a run directory where one was requested."""
     if output is not None:
         require_free(output)
     document = SnapshotDocument(snapshots=tuple(read_memory_snapshot(path) for path in files))

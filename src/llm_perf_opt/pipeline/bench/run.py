@@ -274,7 +274,7 @@ def _of_address(url: str | None) -> list[str]:
 
 
 def _measure(run: BenchRun) -> None:
-    """Every level against one server, then a look inside it where that was asked for."""
+    """Every level against one server, then a look inside it where that was requested."""
     config = run.config
     traces = run.root / BENCH / "engine"
     is_engine = config.capture.tool == "engine"
@@ -468,7 +468,7 @@ def _measure_level(
             is_decided=lambda seen: over_saturation(seen, load.slo, planned=planned) if planned else None,
         )
     result = run.levels[-1]
-    # What was asked for goes to stdout, progress to stderr.
+    # What was requested goes to stdout, progress to stderr.
     print(run.redactor.text(result_block(result, slo=load.slo)), flush=True)
     return server.target.trouble() is None
 

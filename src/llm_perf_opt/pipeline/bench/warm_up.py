@@ -92,7 +92,7 @@ def warm_up(
 
 
 def unlike(turn: Turn, seed: str) -> Turn:
-    """A request as long as this one with a text of its own."""
+    """A request as long as this one with its own text."""
     letters = len(made_up(PROBE_WORDS, "probe")) / PROBE_WORDS
     return replace(turn, text=made_up(max(1, round(len(turn.text) / letters)), seed))
 

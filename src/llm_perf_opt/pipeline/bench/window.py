@@ -31,7 +31,7 @@ LONGEST_ANSWER = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class NsysWindow:
-    """What a window left: exports without environments, and what is to be said about them."""
+    """What a window left: exports without environments, and what is to be reported about them."""
 
     exports: tuple[Path, ...]
     notes: tuple[str, ...]
@@ -51,7 +51,7 @@ def record_with_nsys(
     """Start the server under nsys, warm it up, open the window, load it, close the window, end the server."""
     nsys = tool.path or tool.name
     own = place.environ.get("TMPDIR")
-    # nsys gets a folder of its own for what it writes meanwhile; the server keeps the user's.
+    # nsys gets its own folder for what it writes meanwhile; the server keeps the user's.
     prefix = [
         *build_nsys_launch_cmd(session, nsys=nsys, trace=window.trace),
         *(["env", f"TMPDIR={own}"] if own else ["env", "-u", "TMPDIR"]),
@@ -109,7 +109,7 @@ def _command(commands: CommandPlace, argv: list[str], scratch: Path, what: str, 
 
 
 def profile_args(section: ServerSection, folder: Path) -> list[str]:
-    """What the server must be started with, so that its own profiler can be asked for later."""
+    """What the server must be started with, so that its own profiler can be requested later."""
     return [word.replace("{dir}", str(folder)) for word in section.profile_args]
 
 

@@ -100,7 +100,7 @@ def commit_line(
     setup: str | None,
     env: dict[str, str],
 ) -> CommitLine:
-    """The line from good to bad; refuses what is no line."""
+    """The line from good to bad; refuses what is not a line."""
     start = Path.cwd() if repo is None else repo
     code, text = _git(start, "rev-parse", "--show-toplevel")
     if code != 0:
@@ -114,7 +114,7 @@ def commit_line(
     code, text = _git(top, "log", *line)
     commits = [row.partition("\t")[::2] for row in text.splitlines()]
     if code != 0 or not commits:
-        raise ConfigError(f"bisect: {good} is no ancestor of {bad}; give an older good commit and a newer bad one")
+        raise ConfigError(f"bisect: {good} is not an ancestor of {bad}; give an older good commit and a newer bad one")
     _, first = _git(top, "log", "--no-walk", shown, ends[good])
     every = [first.strip().partition("\t")[::2], *commits]
     below = start.resolve().relative_to(top.resolve()) if repo is None else Path()
@@ -133,7 +133,7 @@ def commit_line(
 def _commit(repo: Path, name: str) -> str:
     code, text = _git(repo, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
     if code != 0:
-        raise ConfigError(f"bisect: {name!r} is no commit of {repo}")
+        raise ConfigError(f"bisect: {name!r} is not a commit of {repo}")
     return text.strip()
 
 

@@ -38,7 +38,7 @@ class Function:
 def compare_neighbours(
     line: Line, before: int, after: int, *, overrides: Sequence[str], folder: Path, timeout_s: float
 ) -> Neighbours:
-    """Profile both; what cannot be profiled is a note, since the answer stands without it."""
+    """Profile both; what cannot be profiled is a note, since the answer is without it."""
     names = line.names
     moved: list[MovedPart] = []
     notes: list[str] = []

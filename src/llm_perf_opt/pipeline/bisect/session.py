@@ -1,4 +1,4 @@
-"""Carries a search out: measures the pairs it asks for, in turns, and writes each down."""
+"""Carries a search out: measures the pairs it asks for, interleaved, and writes each down."""
 
 import math
 from collections.abc import Callable

@@ -108,7 +108,7 @@ def version_line(
 
 
 def versions_between(good: str, bad: str, known: Sequence[str], *, option: str) -> tuple[str, ...]:
-    """Releases from good to bad; an end that is no release itself means the first, or the last, that begins with it."""
+    """Releases from good to bad; an end that is a prefix means the first, or the last, release with that prefix."""
     releases = sorted({one for one in known if _RELEASE.fullmatch(one)}, key=_key)
     first = next((one for one in releases if _is_of(one, good)), None)
     last = next((one for one in reversed(releases) if _is_of(one, bad)), None)
@@ -145,7 +145,7 @@ def released_versions(package: str, env: dict[str, str]) -> tuple[str, ...]:
 
 
 def _pip(scratch: Path, env: dict[str, str]) -> list[str]:
-    """A pip to ask: that of this Python, else one in an environment of its own."""
+    """A pip to ask: that of this Python, else one in its own environment."""
     code, _ = run_quick([sys.executable, "-m", "pip", "--version"], env=env)
     if code == 0:
         return [sys.executable, "-m", "pip"]

@@ -1,6 +1,6 @@
 """Makes the runs of a comparison itself, in pairs: base, candidate, candidate, base, … so that drift hits both alike.
 
-Each run is a process of its own. Unless told otherwise it is a clean pass alone (stage `direct_inference`).
+Each run is its own process. By default it is a clean pass alone (stage `direct_inference`).
 """
 
 import os
@@ -36,7 +36,7 @@ _ALLOWED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """What both sides run, and in what they differ. `refs` are commits of the repository the user stands in."""
+    """What both sides run, and in what they differ. `refs` are commits of the repository the user is in."""
 
     common: tuple[str, ...]
     overrides: dict[str, tuple[str, ...]]
@@ -62,7 +62,7 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedExperiment:
-    """`experiment.json`: what was asked, so that an interrupted comparison can be resumed."""
+    """`experiment.json`: what was requested, so that an interrupted comparison can be resumed."""
 
     schema_version: Literal[1] = 1
     options: tuple[str, ...]
@@ -88,7 +88,7 @@ def read_plan(folder: Path) -> PlannedExperiment:
 def parse_experiment(words: Sequence[str]) -> Experiment:
     """The words behind `--`; an override of a side may be given several times, or several in one with commas.
 
-    Behind a second `--` stands a program of the user's own.
+    Behind a second `--` is a program of the user's own.
     """
     place = words.index("--") if "--" in words else len(words)
     command = list(words[place + 1 :])
@@ -162,12 +162,12 @@ def run_pairs(
 ) -> None:
     """Make runs of each side below `out_dir`, in pairs, until it is settled after one of the numbers of pairs in looks.
 
-    `is_settled` is asked with the look's place in `looks`, and not after the last. A run that fails ends it, since
+    `is_settled` is called with the look's place in `looks`, and not after the last. A run that fails ends it, since
     nothing can be compared then.
     """
     with _checkouts(experiment, out_dir) as places:
         for number in range(1, looks[-1] + 1):
-            # The order changes with every pair, so that being first is no advantage.
+            # The order changes with every pair, so that being first is not an advantage.
             for side in SIDES if number % 2 else reversed(SIDES):
                 folder = out_dir / side / str(number)
                 if _is_done(folder):
@@ -211,7 +211,7 @@ def llm_perf(
     what: str = "a run",
     timeout_s: float = RUN_TIMEOUT_S,
 ) -> bool:
-    """Run a command of ours in a process of its own, its run in `folder`; whether it ended well."""
+    """Run a command of ours in its own process, its run in `folder`; whether it ended well."""
     argv = [sys.executable, "-m", "llm_perf_opt.cli", command]
     argv += [f"artifacts.runs_dir={quote(str(folder))}", f"hydra.run.dir={quote(str(folder))}", *words]
     log = folder.with_name(f"{folder.name}.log")

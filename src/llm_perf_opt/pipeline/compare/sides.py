@@ -1,4 +1,4 @@
-"""Reads one side of a comparison: a run, a directory of runs (its passes), or captures made elsewhere."""
+"""Reads one side of a comparison: a run, a directory of runs (its passes), or existing captures."""
 
 import math
 import os
@@ -43,7 +43,7 @@ PROGRAM, MODEL, SERVER, CAPTURE = "a program", "a model run", "a load on a serve
 
 @dataclass(frozen=True, kw_only=True)
 class ReadSide:
-    """One side: what is compared, and what it was measured with. `manifest` is None of a capture made elsewhere.
+    """One side: what is compared, and what it was measured with. `manifest` is None of a existing capture.
 
     `captures` and `timelines` are those of a run, by the stage that made them; `levels` are those of a load, by pass.
     """
@@ -209,7 +209,7 @@ def _same_work(side: ReadSide) -> list[RunManifest]:
         try:
             other = read_manifest(place)
         except ManifestError:
-            # It is no start of this work; `llm-perf runs` says what is wrong with it.
+            # It is not a start of this work; `llm-perf runs` says what is wrong with it.
             continue
         if other.status == "ok" and not setting_changes(side.manifest, other):
             found.append(other)

@@ -2,7 +2,7 @@
 
 As they are, one job that dies raises in the submitter and the others are not waited for (on Ray they are ended), and
 on a Slurm without accounting a dead job is waited for until the end of time. Here the states of the run directories and
-the queue decide. The packages are extras, so they are imported when they are asked for.
+the queue decide. The packages are extras, so they are imported when they are requested.
 """
 
 import importlib

@@ -31,7 +31,7 @@ class Asked:
     begun: list[Path] = field(default_factory=list)
 
 
-# Hydra makes sweepers itself, from the configuration alone; what they should know besides stands here.
+# Hydra makes sweepers itself, from the configuration alone; what they should know besides is here.
 ASKED: ContextVar[Asked] = ContextVar("asked")
 
 

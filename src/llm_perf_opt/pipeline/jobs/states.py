@@ -1,4 +1,4 @@
-"""How each job of a sweep stands, read from its run directory and from the scheduler; no answer of a job is needed.
+"""How each job of a sweep is, read from its run directory and from the scheduler; no answer of a job is needed.
 
 A job that is gone from the queue and has no finished manifest has failed. That also holds where there is no accounting
 (`sacct` fails there, and whoever waits for its word waits for ever).
@@ -57,14 +57,14 @@ class JobState:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerQueue:
-    """What a scheduler lists: the state of each job it still knows. `problem`: it could not be asked."""
+    """What a scheduler lists: the state of each job it still knows. `problem`: it could not be queried."""
 
     states: Mapping[str, str]
     problem: str | None = None
 
 
 def job_states(sweep_dir: Path, document: JobsDocument, queue: SchedulerQueue | None = None) -> list[JobState]:
-    """One state for each job, in their order. `queue` is asked for where none is given."""
+    """One state for each job, in their order. `queue` is requested where none is given."""
     known = queue if queue is not None else ask_scheduler(document)
     has_submitter = is_locked(sweep_dir)
     return [_state(sweep_dir / job.folder, job, known, has_submitter) for job in document.jobs]
@@ -97,7 +97,7 @@ def ask_slurm(ids: Sequence[str], environ: Mapping[str, str] = os.environ) -> Sc
         return SchedulerQueue(states={})
     if code != 0:
         last = text.strip().splitlines()[-1:] or ["no answer"]
-        return SchedulerQueue(states={}, problem=f"squeue could not be asked ({last[0]})")
+        return SchedulerQueue(states={}, problem=f"squeue could not be queried ({last[0]})")
     rows = [line.strip().partition("|") for line in text.splitlines() if "|" in line]
     return SchedulerQueue(states={number: state for number, _, state in rows})
 
@@ -185,7 +185,7 @@ def remove_pickles(sweep_dir: Path) -> None:
 
 
 def all_ok(sweep_dirs: Sequence[Path]) -> bool:
-    """Whether every job of these sweeps did what was asked; also if there are none."""
+    """Whether every job of these sweeps did what was requested; also if there are none."""
     documents = [(folder, read_jobs(folder)) for folder in sweep_dirs]
     states = [state.state for folder, document in documents if document for state in job_states(folder, document)]
     return all(state in ("ok", "planned") for state in states)

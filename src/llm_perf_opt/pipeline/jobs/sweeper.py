@@ -42,7 +42,7 @@ class JobSweeper(BasicSweeper):
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
         ((*batch,),) = self.split_arguments(overrides, None)
-        # Every job must compose before one of them starts: what is misspelt is said now, not by job 17.
+        # Every job must compose before one of them starts: what is misspelt is reported now, not by job 17.
         self.validate_batch_is_legal(batch)
         sweep_dir = Path(str(self.config.hydra.sweep.dir))
         sweep_dir.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def _mark_submitted(sweep_dir: Path, jobs: list[JobEntry]) -> None:
 
 
 def _unfinished(sweep_dir: Path, jobs: list[JobEntry]) -> list[JobEntry]:
-    """Those of the jobs whose run did not come to an end of its own."""
+    """Those of the jobs whose run did not come to its own end."""
     document = read_jobs(sweep_dir)
     assert document is not None
     mine = {job.number for job in jobs}

@@ -44,7 +44,7 @@ class PassSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What was asked for; `ready` is sent without being asked."""
+    """What was requested; `ready` is sent without being asked."""
 
     ready: WorkerReady | None = None
     samples: tuple[PassSample, ...] = ()

@@ -348,7 +348,7 @@ class Optimizer:
     def _pairs(
         self, other: Side, side: Side, until: float, *, looks: int = len(PAIR_LOOKS)
     ) -> dict[str, MeasuredMetric]:
-        """Passes in turns, first the one, then the other: until more would not change the verdict, or time is up."""
+        """Passes interleaved, first the one, then the other: until more would not change the verdict, or time is up."""
         mine: list[MeasuredPass] = []
         theirs: list[MeasuredPass] = []
         paired = other.worker is not None
@@ -368,7 +368,7 @@ class Optimizer:
         return found
 
     def _pass(self, side: Side) -> MeasuredPass:
-        """One pass; where energy is the objective, as many as the driver's counter needs to be told apart."""
+        """One pass; where energy is the objective, as many as the driver's counter needs to be distinguished."""
         assert side.worker is not None
         until, number = self.deadline + LEAST_S, len(side.passes)
         values: MeasuredPass

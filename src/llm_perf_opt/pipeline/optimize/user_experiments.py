@@ -61,7 +61,7 @@ def read_experiments(path: Path) -> GivenExperiments:
     if typed is None:
         raise ConfigError([str(problem) for problem in problems])
     names = [one.name for one in typed.experiments]
-    found = [f"{option}: {name!r} stands there twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+    found = [f"{option}: {name!r} is there twice" for name in dict.fromkeys(names) if names.count(name) > 1]
     for number, one in enumerate(typed.experiments):
         if not one.overrides and not one.environment:
             found.append(f"{option}.experiments.{number}: changes nothing, allowed: overrides, environment")

@@ -54,7 +54,7 @@ class WorkerPass:
 
 
 class ExperimentWorker(Protocol):
-    """One configuration that can be asked for passes; times to wait until are of the monotonic clock."""
+    """One configuration that can be requested passes; times to wait until are of the monotonic clock."""
 
     @property
     def log(self) -> Path: ...
@@ -95,7 +95,7 @@ class Bench(Protocol):
 
 
 class ModelWorker:
-    """One configuration of our own model in a process of its own."""
+    """One configuration of our own model in its own process."""
 
     def __init__(
         self, config: AppConfig, folder: Path, *, environment: Mapping[str, str], redactor: Redactor, tick: Tick

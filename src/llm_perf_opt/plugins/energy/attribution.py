@@ -26,7 +26,7 @@ LAGS_S = tuple(step * 0.005 for step in range(-4, 41))
 # Counters tell millijoules at best, and readings see them a little late.
 COUNTER_STEP_J = 0.01
 REST = "rest"
-# Time outside every phase that is less than this share of all is not worth a power of its own.
+# Time outside every phase that is less than this share of all is not worth its own power.
 LEAST_REST = 0.02
 
 
@@ -148,7 +148,7 @@ def _fitted(curve: EnergyCurve, phase: str, spans: Sequence[WorkloadSpan], fit: 
     watts, error_w = fit.watts[phase]
     joules, error_j = watts * energy.seconds, error_w * energy.seconds
     if watts <= 0 or error_w > WORST_ERROR * watts:
-        told = f"a fit gives {joules:.3g} ± {error_j:.2g} J, too uncertain to be told; more repeats help"
+        told = f"a fit gives {joules:.3g} ± {error_j:.2g} J, too uncertain to be reported; more repeats help"
         return replace(energy, reason=f"{short}: {told}")
     how = f"fitted over refreshes every {curve.period_s * 1e3:.0f} ms, ±{100 * error_w / watts:.1g} %"
     return replace(energy, joules=joules, error_j=error_j, how=how)
@@ -185,7 +185,7 @@ class PowerFit:
 
 
 def fit_powers(curve: EnergyCurve, spans: Mapping[str, Sequence[WorkloadSpan]]) -> PowerFit | None:
-    """The powers that explain what the counter grew by from refresh to refresh; None: they cannot be told apart."""
+    """The powers that explain what the counter grew by from refresh to refresh; None: they cannot be distinguished."""
     fits = [found for found in (_fit_at(curve, spans, lag_s) for lag_s in LAGS_S) if found is not None]
     if not fits:
         return None

@@ -101,7 +101,7 @@ def _torch_device(ctx: StageContext) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Counter:
-    """A device that is asked by us: `read` gives joules and watts, either may be None."""
+    """A device that is queried by us: `read` gives joules and watts, either may be None."""
 
     device: str
     kind: Kind
@@ -174,7 +174,7 @@ def _rapl(path: Path, name: str) -> Counter:
 
 
 def amd_counters(kfd: Path, *, which: str = ALL, library: Any = None) -> tuple[list[Counter], str | None]:
-    """AMD's GPUs through the library amdsmi, which is part of ROCm, or why they cannot be asked."""
+    """AMD's GPUs through the library amdsmi, which is part of ROCm, or why they cannot be queried."""
     if which == "cpu":
         return [], "AMD's library (the model runs on the CPU)"
     if library is None and not kfd.exists():

@@ -64,7 +64,7 @@ MOST_REPEATS = 2000
 class EnergyConfig(StageConfig):
     """`pipeline.energy.*`: how often meters are read, how long at idle, and how long the workload should run.
 
-    A prefill too short to be told alongside decode is run alone for `prompts_s`, one after the other; 0: it is not.
+    A prefill too short to be reported alongside decode is run alone for `prompts_s`, one after the other; 0: it is not.
     """
 
     interval_ms: Annotated[float, Ge(1.0), Le(60_000.0)] = 20.0
@@ -166,7 +166,7 @@ def _with_prompts(
     found = [span for span in spans if span.name == PREFILL]
     of_a_repeat = max(1, sum(span.repeat == found[0].repeat for span in found))
     repeats = _to_fill(cfg.prompts_s, median(span.seconds for span in found) * of_a_repeat)
-    ctx.say(f"energy: a prefill is too short to be told alongside decode; {repeats * of_a_repeat} prompts alone")
+    ctx.say(f"energy: a prefill is too short to be reported alongside decode; {repeats * of_a_repeat} prompts alone")
     try:
         with metering(ctx, interval_s=cfg.interval_ms / 1e3) as metered:
             work = run_workload(

@@ -30,7 +30,7 @@ class Reserved:
 
 @dataclass(frozen=True, kw_only=True)
 class FailedAllocation:
-    """An allocation that failed: what was asked for and what the device still had."""
+    """An allocation that failed: what was requested and what the device still had."""
 
     at_us: int
     asked_bytes: int
@@ -53,7 +53,7 @@ def start_history(max_entries: int) -> None:
     import torch
 
     record = torch.cuda.memory._record_memory_history
-    # A free that was asked for is told again when it is done; not every torch can leave the first one out.
+    # A free that was requested is reported again when it is done; not every torch can leave the first one out.
     known = "skip_actions" in inspect.signature(record).parameters
     fewer: dict[str, Any] = {"skip_actions": ["free_requested"]} if known else {}
     record("all", context="alloc", stacks="python", max_entries=max_entries, **fewer)

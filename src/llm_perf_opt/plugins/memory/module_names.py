@@ -1,4 +1,4 @@
-"""The module a Python stack was in: by the classes whose `forward` stands in it, from the model's root down."""
+"""The module a Python stack was in: by the classes whose `forward` is in it, from the model's root down."""
 
 import inspect
 from collections.abc import Sequence

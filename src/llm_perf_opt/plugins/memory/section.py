@@ -186,7 +186,7 @@ def _post_mortem(ctx: StageContext, document: MemoryDocument, ran_out: RanOut) -
     words = [f"Memory ran out: {ran_out.error.rstrip('.')}."]
     if ran_out.asked_bytes is not None:
         free = "" if ran_out.device_free_bytes is None else f", {ran_out.device_free_bytes / 1e6:,.1f} MB were free"
-        words.append(f"{ran_out.asked_bytes / 1e6:,.1f} MB were asked for{free}.")
+        words.append(f"{ran_out.asked_bytes / 1e6:,.1f} MB were requested{free}.")
     if ran_out.stack:
         words.append("By: " + " ← ".join(_short(frame) for frame in ran_out.stack[:MOST_FRAMES]) + ".")
     if ran_out.module:
@@ -219,7 +219,7 @@ def write_counters(out_dir: Path, document: MemoryDocument) -> Path:
         CounterSpan(name=p.name, start_ns=zero + round(p.start_s * 1e9), end_ns=zero + round(p.end_s * 1e9))
         for p in document.phases
     )
-    content = CounterDocument(title="memory: allocations of a pass of its own", tracks=tuple(tracks), spans=spans)
+    content = CounterDocument(title="memory: allocations of its own pass", tracks=tuple(tracks), spans=spans)
     path = out_dir / "counters.json"
     path.write_text(json.dumps(asdict(content), allow_nan=False) + "\n", encoding="utf-8")
     return path

@@ -285,7 +285,7 @@ class MemoryWatcher(WorkloadWatcher):
 
 
 class WatchedModel:
-    """The model as it is, whose steps are told to the watcher."""
+    """The model as it is, whose steps are reported to the watcher."""
 
     def __init__(self, model: LoadedModel, watcher: MemoryWatcher) -> None:
         self._model = model

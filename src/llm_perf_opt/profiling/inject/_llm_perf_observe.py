@@ -296,7 +296,7 @@ class Observer:
                 print(f"llm-perf: what was observed could not be written ({error})", file=sys.stderr)
 
     def read_flags(self) -> None:
-        """What torch was told for the whole process; once set it counts, whatever the end of the program does."""
+        """What torch was reported for the whole process; once set it counts, whatever the end of the program does."""
         torch = sys.modules.get("torch")
         if torch is None or "torch.autograd" not in sys.modules:
             return

@@ -98,7 +98,7 @@ class RecordedStretch:
         try:
             marks = phases.load_marks(os.environ.get("LLM_PERF_GENERATED", ""))
         except (ImportError, OSError):
-            self.write("note", "steps were asked for, but the program's Python has no llm_perf_opt to mark them with")
+            self.write("note", "steps were requested, but the program's Python has no llm_perf_opt to mark them with")
             return False
         marks.follow(self.phase_begins, self.phase_ended)
         return True

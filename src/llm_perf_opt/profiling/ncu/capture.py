@@ -32,7 +32,7 @@ LOADING = 3
 # What ncu prints when it begins with a launch and while it replays it; the program writes to the same log.
 SIGN_OF_LIFE = re.compile(rb"==PROF== Profiling|\d+%\.\.\.\.")
 LONGEST_SIGN = 32
-# When ncu is told to end, it ends the program and writes its report, seen with 43 MB within two seconds.
+# When ncu is asked to end, it ends the program and writes its report, seen with 43 MB within two seconds.
 REPORT_GRACE_S = 20.0
 # Files of a second look carry these in their names: by place, by name.
 WINDOW = "-window"
@@ -160,7 +160,7 @@ def capture_window(plan: Capture, work_argv: Sequence[str], ctx: StageContext, t
     """Profile launches in a row; None, with a word to the user, if there were none. What else goes wrong is raised."""
     found = _attempt(plan, work_argv, ctx, timeout_s)
     if found is None:
-        ctx.say("ncu: there is no kernel at that place; the chosen ones are asked for by name")
+        ctx.say("ncu: there is no kernel at that place; the chosen ones are requested by name")
     return found
 
 

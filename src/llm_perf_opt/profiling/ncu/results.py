@@ -163,7 +163,7 @@ def result_metrics(
 ) -> dict[str, Metric]:
     """What came of the capture, and of the second look where there was one."""
     how = "ncu, rerun without filters" if captured.rerun else "ncu"
-    # Kernels that cannot be told apart on the timeline share its time.
+    # Kernels that cannot be distinguished on the timeline share its time.
     known = {k.nsys_names: k.nsys_time_pct for k in analysis.kernels if k.nsys_time_pct is not None}
     source = "ncu/kernels.json"
     seconds = captured.duration_s + (0.0 if window is None else window.duration_s)

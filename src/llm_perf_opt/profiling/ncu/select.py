@@ -87,7 +87,7 @@ def select_kernels(
 ) -> Selection:
     """The kernels with most to gain, until they cover `coverage` of the GPU time or `max_kernels` are chosen.
 
-    The gain is the time of a kernel, times its distance to the roof where an earlier capture measured it.
+    The gain is the time of a kernel, times its distance to the roofline where an earlier capture measured it.
     """
     patterns = [*exclude, *(INITIALISATION if leave_out_initialisation else ())]
     refused = [k for k in kernels if any(re.search(p, k.name) for p in patterns)]
@@ -246,7 +246,7 @@ def summary_kernels(path: Path) -> list[NsysKernel]:
 
 
 def earlier_headroom(path: Path) -> tuple[dict[str, float], float | None]:
-    """What an earlier capture of this run measured: distance to the roof by kernel, and the passes it took."""
+    """What an earlier capture of this run measured: distance to the roofline by kernel, and the passes it took."""
     if not path.is_file():
         return {}, None
     try:

@@ -2,7 +2,7 @@
 
 ncu 2025.3 was seen to name some library kernels (cuBLASLt, cuDNN) after another one while it filters, though its report
 has them right; a filter by name then misses them. Their place in the order of launches is known from the timeline: few
-launches in a row that hold the kernels that matter are profiled where there are such, else the kernels are asked for by
+launches in a row that hold the kernels that matter are profiled where there are such, else the kernels are requested by
 name. What the one way did not meet gets a second look the other way.
 """
 
@@ -70,7 +70,7 @@ MAX_WIDTH = 64
 WINDOW_STEPS = 3
 # Captures by name mostly need a second look, which runs the program again: so many more launches are worth one run.
 WORTH = 2
-# A window that met less of the time it was to meet stood elsewhere than on the timeline.
+# A window that met less of the time it was to meet was elsewhere than on the timeline.
 LEAST_MET = 0.85
 # Replaying a graph takes a few launches more or fewer than its kernels one by one; seen: two in three steps.
 GRAPH_SLACK = 3
@@ -103,7 +103,7 @@ def best_window(
         if name in weights:
             weight += 0.0 if counts[name] else weights[name]
             counts[name] += 1
-        # Give up at the front what is too far away, unwanted, or stands again further on.
+        # Give up at the front what is too far away, unwanted, or is again further on.
         while end - start + 1 > width or (start < end and (counts[sequence[start]] != 1)):
             if counts[sequence[start]] == 1:
                 weight -= weights[sequence[start]]
@@ -325,7 +325,7 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
     planned, launches = _filters(cfg, selection, by_range, steps, spans)
     named = _capture(cfg, include, ncu, launches)
     if ctx.config.workload.duration_s is not None:
-        # A program that does not end by itself is ended when it has shown all that was asked for.
+        # A program that does not end by itself is ended when it has shown all that was requested.
         named = replace(named, extra_args=(*named.extra_args, "--kill", "1"))
     workload, window = cfg.workload, None
     if selection is not None and cfg.max_launches_per_kernel == 1 and cli.kernel_name is None:

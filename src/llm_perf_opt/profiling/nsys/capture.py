@@ -80,7 +80,7 @@ class CaptureOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class NsysCaptured:
-    """The reports of one capture. `workload_exit_code` is None when nsys ended the workload, as it was told to.
+    """The reports of one capture. `workload_exit_code` is None when nsys ended the workload, as requested.
 
     `torn_by_ranges`: nsys could not import all of it because of names of ranges; without ranges it would be whole.
     """
@@ -118,7 +118,7 @@ def workload_argv(
 
 
 def workload_cwd(config: AppConfig) -> Path | None:
-    """A user's command runs where the user stood; ours in the scratch directory."""
+    """A user's command runs where the user was; ours in the scratch directory."""
     return config.user_dir if config.workload.command is not None else None
 
 
@@ -156,7 +156,7 @@ def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base
     if not has_begun and (lost := lost_agent(result.tail)):
         ctx.say(f"nsys: it lost its agent ({lost}); trying once more")
         result = capture([*raw.wrapper, *command])
-    # What ends a program because the window is over is no failure of the program.
+    # What ends a program because the window is over is not a failure of the program.
     is_over = options.duration_s is not None and result.duration_s >= options.delay_s + options.duration_s
     code = None if is_over else _read_code(code_file)
     reports = find_reports(out_base)
@@ -185,7 +185,7 @@ def without_nsys_lines(tail: str) -> str:
 
 
 def _command(options: CaptureOptions, out_base: Path, work: list[str], run: RunSection) -> list[str]:
-    """nsys around the workload; of several ranks each has an nsys of its own, all started by torchrun."""
+    """nsys around the workload; of several ranks each has its own nsys, all started by torchrun."""
     argv = build_nsys_cmd(
         out_base,
         work,

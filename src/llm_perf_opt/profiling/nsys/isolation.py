@@ -48,7 +48,7 @@ Asks = Callable[..., tuple[int | None, str]]
 
 
 def isolation(config: AppConfig, scopes: Sequence[str], env: Mapping[str, str], asks: Asks = run_quick) -> list[str]:
-    """The words in front of nsys that give it a namespace of its own; none where that is impossible or would harm.
+    """The words in front of nsys that give it its own namespace; none where that is impossible or would harm.
 
     `scopes` are what nsys is to sample: of the whole machine it must see the processes.
     """

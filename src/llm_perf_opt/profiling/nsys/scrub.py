@@ -53,7 +53,7 @@ _NAMED_BY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Environments:
-    """What an export held, as it stood there: environments, and the secrets of `texts` other texts."""
+    """What an export held, as it was there: environments, and the secrets of `texts` other texts."""
 
     blocks: tuple[str, ...]
     in_texts: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Environments:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What looks like a secret by its name or by itself, and what of it may stand alone, longest first."""
+        """What looks like a secret by its name or by itself, and what of it may be alone, longest first."""
         return tuple(dict.fromkeys((*values_of(self._found()), *self.in_texts)))
 
     @property
@@ -124,7 +124,7 @@ def overwrite_assignments(raw: Path) -> None:
 
 
 def holds_any(file: Path, secrets: Iterable[str]) -> bool:
-    """Whether any of the values stands in a file in plain bytes."""
+    """Whether any of the values is in a file in plain bytes."""
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return any(data.find(secret.encode("utf-8", "surrogateescape")) >= 0 for secret in secrets)
 
@@ -140,7 +140,7 @@ def _overwrite(data: mmap.mmap, value: bytes) -> bool:
 
 
 def _scrub(connection: sqlite3.Connection, redactor: Redactor) -> Environments:
-    # What is not UTF-8 keeps its bytes: a secret may stand in the same text.
+    # What is not UTF-8 keeps its bytes: a secret may be in the same text.
     connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
     connection.execute("PRAGMA secure_delete = ON")
     connection.execute("PRAGMA journal_mode = MEMORY")

@@ -288,7 +288,7 @@ def nsys_slowdown(
 def _notes(cfg: "NsysConfig", ctx: StageContext, analysis: CaptureAnalysis) -> list[str]:
     notes = list(analysis.notes)
     if (ctx.config.run.ranks or 1) > 1:
-        notes.append("every rank has a capture of its own; figures are those of rank 0, sections on ranks have all")
+        notes.append("every rank has its own capture; figures are those of rank 0, sections on ranks have all")
     if cfg.capture_names and not _gates_by_name(cfg, is_own=ctx.config.workload.command is None):
         notes.append("pipeline.nsys.nvtx_capture is not used: pipeline.nsys.capture_range is not nvtx")
     asked = ctx.config.run.repeats

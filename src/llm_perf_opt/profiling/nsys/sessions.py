@@ -59,7 +59,7 @@ def _make_open(folder: Path) -> None:
             made.mkdir()
         except FileExistsError:
             continue
-        # Everybody may write above it: what stands there by now may be a link to a folder of ours.
+        # Everybody may write above it: what is there by now may be a link to a folder of ours.
         number = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.fchmod(number, 0o777)

@@ -1,4 +1,4 @@
-"""Stage host_samples: the Python stacks of a program of the user's own, in a pass of its own."""
+"""Stage host_samples: the Python stacks of a program of the user's own, in its own pass."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class HostSamplesStage:
     def run(self, cfg: HostSamplesConfig, ctx: StageContext) -> StageOutput:
         """Sample the program; a sampler that fails takes nothing away from what was measured before."""
         if ctx.config.workload.command is None:
-            raise StageSkipped("it samples a program of your own: llm-perf run -- python prog.py")
+            raise StageSkipped("it samples your own program: llm-perf run -- python prog.py")
         refuse_failed_program(ctx)
         clean = clean_baseline(ctx, cfg.timeout_s).metrics.clean.metrics
         ctx.say(f"{self.name}: clean pass: {_first_words(clean)}; its stacks are sampled next")

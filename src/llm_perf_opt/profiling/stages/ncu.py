@@ -113,7 +113,7 @@ class NcuWorkload:
         )
 
     def sentence(self, config: AppConfig) -> str:
-        """What the user is told about it, on the console and in the manifest."""
+        """What the user is reported about it, on the console and in the manifest."""
         used = self.applied(config)
         sampling = used.dataset.sampling
         return (

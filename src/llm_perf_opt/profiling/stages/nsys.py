@@ -206,7 +206,7 @@ class NsysStage:
                 Obstacle(
                     what=tool.trouble,
                     remedy="see `llm-perf doctor`, or leave the stage out with pipeline.nsys.enable=false; "
-                    "captures made elsewhere can be read with `llm-perf analyze`",
+                    "existing captures can be read with `llm-perf analyze`",
                 )
             )
         if not host.gpus:

@@ -270,7 +270,7 @@ def _find_hardware(config: AppConfig, facts: Facts) -> tuple[HardwareSection | N
 
 
 def _capacity(config: AppConfig, hardware: HardwareSection | None, facts: Facts) -> float | None:
-    """The device's own figure where it could be asked and nothing else was given; else the data sheet's."""
+    """The device's own figure where it could be queried and nothing else was given; else the data sheet's."""
     if config.hardware.memory_gb is None:
         return facts.device.memory_bytes
     return None if hardware is None or hardware.memory_gb is None else hardware.memory_gb * 1e9
@@ -292,7 +292,7 @@ def _calibrated(resolved: Resolved, facts: Facts) -> HardwareSection | None:
 
 
 def _config_notes(config: AppConfig, hardware: HardwareSection | None, facts: Facts) -> tuple[str, ...]:
-    """What was asked for and is not what runs."""
+    """What was requested and is not what runs."""
     found = []
     if config.workload.command is None and config.workload.batch not in (1, config.infer.batch):
         found.append(
@@ -301,7 +301,7 @@ def _config_notes(config: AppConfig, hardware: HardwareSection | None, facts: Fa
         )
     if hardware is not None and not _is_this_device(config, Resolved(section=hardware), facts):
         found.append(
-            f"hardware={hardware.name} was asked for, the model runs on {facts.device.name}: bounds are those of "
+            f"hardware={hardware.name} was requested, the model runs on {facts.device.name}: bounds are those of "
             f"{hardware.name}, and utilisation against them means nothing"
         )
     return tuple(found)

@@ -142,7 +142,7 @@ def capture_overrides(config: AppConfig) -> list[str]:
     """The workload as nsys and ncu watch it: plain inference, no other stage, neither predictions nor gallery."""
     return [
         *workload_overrides(config),
-        # Times under a profiler are no reason to continue.
+        # Times under a profiler are not reason to continue.
         *([f"run.repeats={CAPTURED_REPEATS}"] if config.run.repeats == AUTO else []),
         "pipeline.static_analysis.enable=false",
         "pipeline.torch_profiler.enable=false",

@@ -92,8 +92,8 @@ def busy_gpus(env: Mapping[str, str]) -> dict[str, int]:
     """How busy the GPUs are with other work, in percent of the time, by index and by UUID: before ours begins it is
     others'.
 
-    The driver tells of up to a second ago, so a run that has just ended may still be seen: what is busy is asked twice.
-    A driver that is loaded for the question may call an idle GPU busy; one that works holds memory.
+    The driver tells of up to a second ago, so a run that has just ended may still be seen: what is busy is queried
+    twice. A driver that is loaded for the question may call an idle GPU busy; one that works holds memory.
     """
     first = _gpu_load(env)
     if not any(percent >= BUSY_PCT for percent in first.values()):

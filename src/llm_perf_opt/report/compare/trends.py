@@ -19,13 +19,13 @@ RIGHT, TOP, BOTTOM = 16, 16, 56
 # A letter at this size of text, and the room an axis has alongside its words.
 LETTER, BESIDE = 6.8, 14
 TICKS = 4
-# Words on the axis of a key that is no number.
+# Words on the axis of a key that is not a number.
 LONGEST_WORD = 18
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChartPoint:
-    """One run in a drawing: where it lies, its spread, and what is said of it. `x` is a number or a word."""
+    """One run in a drawing: where it lies, its spread, and what is reported of it. `x` is a number or a word."""
 
     x: float | str
     y: float

@@ -23,7 +23,7 @@ ROW_RIGHT = ("objective", "over start", "TTFT", "TPOT", "starts")
 SHOWN = ("failed", "wrong", "over a limit")
 LEGEND = (
     "Gains with an interval are of interleaved rounds of starts; of a configuration that was started once only the "
-    "ratio to the start is shown, which is no claim."
+    "ratio to the start is shown, which is not a claim."
 )
 
 
@@ -59,7 +59,7 @@ def render_server_markdown(found: OptimizeServerDocument) -> str:
     if found.flags:
         rows = [[escape(cell) for cell in flag_cells(one)] for one in found.flags]
         lines += ["## What each setting brings", "", *table(FLAG_COLUMNS, rows, right=FLAG_RIGHT), ""]
-        lines += ["The best over the best without the setting, started in turns.", ""]
+        lines += ["The best over the best without the setting, started interleaved.", ""]
     if found.recommendation is not None:
         lines += _recommended(found)
     if found.configurations:

@@ -17,7 +17,7 @@ from llm_perf_opt.system.terminal import terminal_table
 
 WIDTH = 79
 LEFT_SHOWN = 3
-# A result that is said of the one it was measured alongside, where that is not the start the gains are over.
+# A result that is reported of the one it was measured alongside, where that is not the start the gains are over.
 BESIDE = {"slower": "than", "no gain": "over"}
 START = "start"
 COLUMNS = ("experiment", "result", "at most", "gain", "95 %", "outputs", "memory", "compile", "pays after")
@@ -211,5 +211,5 @@ def _recommended(found: OptimizeDocument) -> list[str]:
     where = "As a command:" if done.file is None else f"As an experiment, in {code(done.file)}:"
     lines += [where, "", "```", done.command, "```", ""]
     if done.code:
-        lines += ["In a program of your own:", "", "```python", done.code.rstrip(), "```", ""]
+        lines += ["In your own program:", "", "```python", done.code.rstrip(), "```", ""]
     return lines

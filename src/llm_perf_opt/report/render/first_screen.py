@@ -136,6 +136,6 @@ def _colour(kind: str) -> str:
 
 
 def _text(text: str) -> str:
-    """A text escaped, what stands in backticks as code, and cut where it is no text to read."""
+    """A text escaped, what is in backticks as code, and cut where it is not text to read."""
     cut = text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
     return _CODE.sub(r"<code>\1</code>", escape(cut, quote=True))

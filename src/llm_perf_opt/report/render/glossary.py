@@ -46,7 +46,7 @@ def terms(text: str) -> Markup:
 
 
 def words(text: str | None) -> Markup:
-    """The same, and what stands in backticks as code."""
+    """The same, and what is in backticks as code."""
     parts = _CODE.split(text or "")
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if index % 2 else terms(part) for index, part in enumerate(parts)

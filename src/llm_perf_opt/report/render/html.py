@@ -30,7 +30,7 @@ from llm_perf_opt.report.view.what_if import Times, WhatIfView
 
 PACKAGE = "llm_perf_opt.report"
 ROWS_WITHOUT_SCRIPT = 40
-# In this order: each uses what stands before it.
+# In this order: each uses what is before it.
 SCRIPTS = ("base", "tables", "kernels", "what_if", "roofline", "timeline", "flame", "start")
 FINDINGS_OPEN = 3
 

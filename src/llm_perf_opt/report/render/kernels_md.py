@@ -51,7 +51,9 @@ def _summary(analysis: NcuAnalysis) -> list[str]:
     else:
         lines.append("- No nsys timeline to join with: the share of GPU time is not known.")
     lines.append(f"- Bound: {analysis.bound_rule}.")
-    lines.append("- Of roof: the nearer of the two roofs (operations of the busiest pipe, DRAM bytes), dense peaks.")
+    lines.append(
+        "- Of peak: the nearer of the two rooflines (operations of the busiest pipe, DRAM bytes), dense peaks."
+    )
     lines.append("- Under ncu a kernel runs alone with cold caches, so its duration differs from that on the timeline.")
     return lines
 

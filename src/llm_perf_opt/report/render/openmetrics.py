@@ -38,7 +38,7 @@ def render_openmetrics(numbers: Mapping[str, Metric], labels: Mapping[str, str],
 
 
 def gauge_values(metric: Metric) -> dict[str, float]:
-    """A number by its statistic: the median with p10 and p90, or the value; nothing of what is no number."""
+    """A number by its statistic: the median with p10 and p90, or the value; nothing of what is not a number."""
     if not isinstance(metric.value, int | float) or isinstance(metric.value, bool):
         return {}
     if metric.spread is None:

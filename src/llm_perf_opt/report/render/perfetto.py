@@ -2,7 +2,7 @@
 
 nsys and torch record different runs of the same work, so their windows are laid over each other at the mark both show,
 the start of the prefill. Samples of the driver are on the time of day, as a torch trace is: they go where their capture
-goes. What has neither a mark nor a time of day becomes a group of its own, and its name says so.
+goes. What has neither a mark nor a time of day becomes its own group, and its name says so.
 
 The format is Chrome's, with its rules: on a row, slices lie inside each other or alongside each other; a flow begins
 and ends in a slice; no time is below zero.
@@ -406,7 +406,7 @@ def _stage_counter_events(file: CounterDocument, pid: int) -> Iterator[TraceEven
             yield _counter(pid, track.name, at - zero, {track.unit or "value": value})
 
 
-# Perfetto writes the name of a series behind that of its counter: the unit stands there.
+# Perfetto writes the name of a series behind that of its counter: the unit is there.
 def _counter(pid: int, name: str, at_ns: int, values: Mapping[str, float | int]) -> TraceCounter:
     return TraceCounter(pid=pid, ts=at_ns / 1e3, name=name, args=values)
 

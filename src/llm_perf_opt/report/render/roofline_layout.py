@@ -26,7 +26,7 @@ class Tick:
 
 @dataclass(frozen=True, kw_only=True)
 class RoofLine:
-    """A roof as the points of a polyline; the label stands at its right end."""
+    """A roof as the points of a polyline; the label is at its right end."""
 
     kind: str
     label: str

@@ -51,7 +51,7 @@ def _shapes(shapes: ShapesAnalysis) -> str:
     peaks = shapes.roof.peak_tflops
     roofs = {f"{name} {digits(peaks[name])} TFLOP/s": 1e12 * peaks[name] for name in _formats(shapes) if name in peaks}
     slope = None if shapes.roof.bandwidth_gb_s is None else 1e9 * shapes.roof.bandwidth_gb_s
-    return scatter_svg(points, roofs=roofs, slope=slope, title="Work by shape under the roofs of the GPU")
+    return scatter_svg(points, roofs=roofs, slope=slope, title="Work by shape under the rooflines of the GPU")
 
 
 def _memory(curves: Sequence[MemoryCurve]) -> str:

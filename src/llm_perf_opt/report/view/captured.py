@@ -212,7 +212,7 @@ def _timed(found: NcuAnalysis, times: Mapping[str, float]) -> list[NcuKernel]:
 
 
 def _each(found: CaptureAnalysis) -> str:
-    """Of several GPUs of one process: busy is when any of them is, so their mean is said too."""
+    """Of several GPUs of one process: busy is when any of them is, so their mean is reported too."""
     devices = found.ranks.devices if found.ranks is not UNSET else ()
     if len(devices) < 2 or not found.gpu.span_ns or len(found.sources) > 1 or len({d.process for d in devices}) > 1:
         return ""

@@ -12,7 +12,7 @@ from llm_perf_opt.diagnosis.verdict import NOT_TRIED, WHOLE
 from llm_perf_opt.report.view.cost import MillionTokens
 
 NO_TIME = "no time at stake"
-# What is said of the profilers themselves stands in the provenance.
+# What is reported of the profilers themselves is in the provenance.
 IN_PROVENANCE = "profiler_overhead"
 # What tells one finding from another: its cause and scope.
 FindingKey = tuple[str, str]

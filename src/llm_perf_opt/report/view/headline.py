@@ -174,7 +174,7 @@ def headline_of(
 def capture_headline(
     files: RunFiles, facts: RunFacts, answer: HeadlineAnswer, modules: ModulesView, *, has_phases: bool
 ) -> HeadlineView:
-    """Of given captures: nothing is said of what they cannot know."""
+    """Of given captures: nothing is reported of what they cannot know."""
     return headline_of(
         files,
         facts,

@@ -1,4 +1,4 @@
-"""Kernels: one row each, times joined with what ncu measured and what its bytes and FLOPs cost at the roof."""
+"""Kernels: one row each, times joined with what ncu measured and what its bytes and FLOPs cost at the roofline."""
 
 from collections import Counter
 from collections.abc import Iterable

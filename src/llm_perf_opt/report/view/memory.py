@@ -50,7 +50,7 @@ class MemoryView:
 
 
 def memory_view(files: RunFiles, facts: RunFacts, subject: PageSubject = MODEL) -> MemoryView:
-    """Of a program without a known model and of given captures only what is known: the rest is no gap in the run."""
+    """Of a program without a known model and of given captures only what is known: the rest is not a gap in the run."""
     memory = facts.memory
     rows: tuple[tuple[str, Quantity], ...] = (
         ("Weights (predicted)", memory.weights),

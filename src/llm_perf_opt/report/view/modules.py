@@ -110,7 +110,7 @@ def _beside_wall(view: ModulesView, total_ms: float, wall_ms: float) -> str:
         part = f"about {format_percent(total_ms / wall_ms)} of it, by times that a profiler makes longer"
     return (
         f"Operators have {format_ms(total_ms)} of {view.operators_by}; the whole program took {format_ms(wall_ms)} "
-        f"without a profiler, so they are {part}. Start-up, imports and all that is no operator of torch are outside."
+        f"without a profiler, so they are {part}. Start-up, imports and code outside operators are not in it."
     )
 
 

@@ -29,9 +29,9 @@ NO_PHASES_MARKED = (
     'Without marked phases nothing can be judged against a limit: put `with llm_perf_opt.phase("decode_step"):` around '
     "each step."
 )
-# Wall times whose slower tenth takes so many times the faster one are no measure of anything.
+# Wall times whose slower tenth takes so many times the faster one are not measure of anything.
 UNSTEADY = 1.5
-# Metrics in ms that are no phase, or hold the times of one that has a row already.
+# Metrics in ms that are not phase, or hold the times of one that has a row already.
 NO_PHASES = ("wall_ms", "ttft_ms", "itl_ms")
 
 

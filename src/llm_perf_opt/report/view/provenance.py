@@ -98,7 +98,7 @@ def _reason(stage: StageRecord, *, has_log: bool) -> str:
 def provenance_view(
     files: RunFiles, facts: RunFacts, sources: tuple[str, ...], found: tuple[Finding, ...], subject: PageSubject
 ) -> ProvenanceView:
-    """Of given captures and of a load no stage is missing; how a program has bounds is said elsewhere, once."""
+    """Of given captures and of a load no stage is missing; how a program has bounds is reported elsewhere, once."""
     manifest = files.manifest
     ran = {stage.name for stage in manifest.stages}
     return ProvenanceView(
@@ -167,7 +167,7 @@ def _versions(manifest: RunManifest) -> tuple[tuple[str, str], ...]:
     environment = manifest.environment
     found = [(key, str(environment[key])) for key in ("os", "cpu", "cuda_driver", "python") if environment.get(key)]
     for index, gpu in enumerate(_list(environment, "gpus")):
-        # A capture made elsewhere knows its GPU by name alone.
+        # A existing capture knows its GPU by name alone.
         known = f"{gpu.get('name')}, driver {gpu.get('driver')}" if isinstance(gpu, Mapping) else str(gpu)
         found.append((f"GPU {index}", known))
     found += [(name, str(version)) for name, version in _map(environment, "packages").items() if version]
@@ -181,7 +181,7 @@ def _versions(manifest: RunManifest) -> tuple[tuple[str, str], ...]:
 
 
 def _list(environment: Mapping[str, Any], key: str) -> list[Any]:
-    """What a run recorded may be anyone's words: nothing where it is no list."""
+    """What a run recorded may be anyone's words: nothing where it is not a list."""
     found = environment.get(key)
     return [*found] if isinstance(found, list | tuple) else []
 

@@ -101,7 +101,7 @@ class ReportView:
             return tuple(part for part in PARTS if self._knows(part))
         empty = {part for part, _, _ in self.empty}
         found = tuple(part for part in PARTS if part not in empty)
-        # That nothing was found is said on the first screen, where something was measured.
+        # That nothing was found is reported on the first screen, where something was measured.
         is_empty = found == ("findings",) and self.request is None
         return found if self.findings or is_empty else tuple(part for part in found if part != "findings")
 
@@ -149,7 +149,7 @@ class ReportView:
     def absent(self) -> tuple[tuple[str, str, Unknown], ...]:
         """Parts there is nothing to show in, by name and title, with the reason: a list says it better than boxes.
 
-        None of captures made elsewhere, of which nobody said that they should have them; one word for all that needs
+        None of existing captures, of which nobody said that they should have them; one word for all that needs
         the model of a program nobody named.
         """
         if self.is_bare:
@@ -171,7 +171,7 @@ class ReportView:
             ("modules", "Modules and operators", self.modules.missing),
             ("memory", "Memory and power", self.memory.missing),
         )
-        # A failure is said once, at the top.
+        # A failure is reported once, at the top.
         return tuple(
             (key, title, why if why.brief is None else Unknown(reason=why.brief, enable=why.enable))
             for key, title, why in parts

@@ -133,7 +133,7 @@ def _kernel_points(kernels: KernelsView) -> Iterable[Point]:
         time = row.time_ms[0]
         share = time / total if time is not None and total else 0.0
         phases = tuple(name for name, ms in zip(("prefill", "decode"), row.time_ms[1:], strict=True) if ms is not None)
-        roof = "" if ncu.roof_pct is None else f", {ncu.roof_pct:.0f} % of the roof"
+        roof = "" if ncu.roof_pct is None else f", {ncu.roof_pct:.0f} % of the roofline"
         yield Point(
             label=row.short_name,
             kind="kernel",

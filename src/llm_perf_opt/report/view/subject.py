@@ -1,4 +1,4 @@
-"""What a page is of: a run of our own model loop, a user's program, given captures, kernels alone, or a served load.
+"""What a page is of: our own run model loop, a user's program, given captures, kernels alone, or a served load.
 
 Each subject shows the parts that apply to it; nothing is taken off a page after it was made.
 """

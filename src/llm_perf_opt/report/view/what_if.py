@@ -31,7 +31,7 @@ class WhatIfRow:
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIfView:
-    """`rows` in the order of the choices, what stands last changes first."""
+    """`rows` in the order of the choices, what is last changes first."""
 
     engine: str
     choices: tuple[WhatIfChoice, ...]

@@ -1,4 +1,4 @@
-"""One share of a load in a process of its own: nothing but sending, reading and timing runs on its event loop.
+"""One share of a load in its own process: nothing but sending, reading and timing runs on its event loop.
 
 Records go to the parent in small batches, written by a thread, so a busy parent does not hold up the loop.
 """
@@ -326,7 +326,7 @@ def sent_trace() -> aiohttp.TraceConfig:
 
 
 async def rehearse(template: RequestTemplate) -> None:
-    """Send one request to a server of our own: the first one through any code takes some 20 ms more than the next."""
+    """Send one request to our own server: the first one through any code takes some 20 ms more than the next."""
     event = b'data: {"choices": [{"text": "a", "finish_reason": "length"}]}\n\ndata: [DONE]\n\n'
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n" % len(event)
 

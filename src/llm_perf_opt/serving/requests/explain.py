@@ -60,7 +60,7 @@ def explain_level(level: LevelRecords, traces: Sequence[StepTrace]) -> SlowLevel
 
 
 def _engines(level: LevelRecords, traces: Sequence[StepTrace]) -> list[_Engine]:
-    """Only steps of the level's time, so that those of warming up are no yardstick."""
+    """Only steps of the level's time, so that those of warming up are not yardstick."""
     if level.begun_s is None:
         return []
     ids = {record.request_id: record.index for record in level.records if record.request_id is not None}

@@ -61,7 +61,7 @@ def _levels(folder: Path) -> list[LevelRecords]:
 
 
 def _traces(folder: Path) -> tuple[list[StepTrace], list[str]]:
-    """What the engine's processes wrote, and what is to be said about it."""
+    """What the engine's processes wrote, and what is to be reported about it."""
     traces, notes = [], []
     for path in sorted(folder.glob(STEP_FILES)):
         try:

@@ -198,7 +198,7 @@ def _conversation(calls: Sequence[_Call]) -> TraceSession:
     for call in calls:
         tokens = (call.input_tokens or 0) - before
         if tokens < 1:
-            # Not the history of the turns before: a call of its own.
+            # Not the history of the turns before: its own call.
             tokens = call.input_tokens or 1
         turns.append(
             TraceTurn(

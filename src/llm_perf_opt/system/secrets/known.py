@@ -19,7 +19,7 @@ from llm_perf_opt.system.secrets.shapes import SECRET_NAME, is_mixed, is_secret,
 
 # A shorter value may be a word of anybody's text, and would be taken out of it everywhere.
 SHORTEST_KNOWN = 6
-# Fewer bytes are too few letters of base64 to be told from any others.
+# Fewer bytes are too few letters of base64 to be distinguished from any others.
 SHORTEST_CODED = 9
 LARGEST_FILE_BYTES = 1 << 16
 # Where programs look for tokens and passwords, below the home directory.
@@ -162,7 +162,7 @@ def _forms(piece: str) -> Iterator[str]:
     if len(data) < SHORTEST_CODED:
         return
     for before in range(3):
-        # As it is coded behind so many other bytes, without the letters that depend on what stands before and behind.
+        # As it is coded behind so many other bytes, without the letters that depend on what is before and behind.
         inner = data[-before % 3 :]
         coded = base64.b64encode(inner[: len(inner) // 3 * 3]).decode("ascii")
         yield coded

@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 REDACTED = "(redacted)"
 SHORTEST_SECRET = 5
-# nsys and ncu mark the processes they watch with session ids and tokens of their own, which are no secrets.
+# nsys and ncu mark the processes they watch with session ids and tokens of their own, which are not secrets.
 _OF_THE_TOOLS = r"NSYS_|QUADD_|NV_TPS_|NV_NSIGHT_|LLM_PERF_COMMAND_ID$"
 _TOOLS_NAME = re.compile(_OF_THE_TOOLS)
 _WORDS = (
@@ -42,7 +42,7 @@ _FLAG = re.compile(rf"--?{_SETTING}", re.IGNORECASE)
 _SETTING_NAME = re.compile(_SETTING, re.IGNORECASE)
 _NUMBER = re.compile(r"[\d.,_]{1,9}|true|false|null|none|auto|bearer|basic", re.IGNORECASE)
 _ANY_NUMBER = re.compile(r"[\[{(-]*[\d.,_eE+-]+")
-# Neither control characters nor bytes that are no text: in a binary file a value ends there.
+# Neither control characters nor bytes that are not text: in a binary file a value ends there.
 _VALUE = r"[^\s\"'`,;&)\]}\\\x00-\x1f\udc80-\udcff]{6,4096}"
 
 _PRIVATE_KEY = re.compile(
@@ -66,7 +66,7 @@ _AUTH = re.compile(r"\b(?i:bearer|basic)\s+((?=[A-Za-z._~+/=-]{0,200}[0-9A-Z])[A
 _ASSIGNED = re.compile(
     rf"(?<![A-Za-z0-9_])({_SETTING})\\?[\"']?(\s{{0,4}}[=:]\s{{0,4}}\\?[\"']?)({_VALUE})", re.IGNORECASE
 )
-# What stands behind `token: ` in a sentence, and behind `token = ` in a program.
+# What is behind `token: ` in a sentence, and behind `token = ` in a program.
 _WORD = re.compile(r"[a-z]{1,12}[.:!?]?")
 _CALL = re.compile(r"[A-Za-z_][\w.]*[(\[]")
 _GIVEN = re.compile(
@@ -96,7 +96,7 @@ def is_secret(name: str, value: str) -> bool:
     """Whether a variable looks like a secret by its name or by its value."""
     if len(value) < SHORTEST_SECRET or _TOOLS_NAME.match(name):
         return False
-    # SSH_AUTH_SOCK, XAUTHORITY and the like name a place, and a place is no secret.
+    # SSH_AUTH_SOCK, XAUTHORITY and the like name a place, and a place is not a secret.
     is_place = value.startswith("/") and PLACE_NAME.search(name)
     if SECRET_NAME.search(name) and not is_place:
         return True
@@ -117,7 +117,7 @@ def without_shapes(text: str) -> str:
 def shape_spans(text: str, *, is_code: bool = False, in_file: bool = False) -> list[tuple[int, int]]:
     """Where secrets stand in a text, by their shape: start and end of each, in order, none overlapping.
 
-    Of code only what is a secret by itself. In a file numbers stay whatever stands before them: they are data.
+    Of code only what is a secret by itself. In a file numbers stay whatever is before them: they are data.
     """
     lower = text.lower()
     if not any(mark in lower for mark in MARKS):
@@ -172,7 +172,7 @@ def _is_group(user: str, value: str) -> bool:
 
 
 def is_plain(value: str) -> bool:
-    """Whether what stands in the place of a secret is none, or was overwritten."""
+    """Whether what is in the place of a secret is none, or was overwritten."""
     if set(value) == {"x"}:
         return True
     return value.startswith(REDACTED[:-1]) or bool(_NUMBER.fullmatch(value))
@@ -199,7 +199,7 @@ def is_mixed(run: str) -> bool:
 
 
 def hidden_in(argv: Sequence[str]) -> Iterator[tuple[int, int, int]]:
-    """The words of a command that hold a secret because of a flag: the number of the word, and where it stands."""
+    """The words of a command that hold a secret because of a flag: the number of the word, and where it is."""
     takes_password = any(_TAKES_PASSWORD.fullmatch(PurePath(word).name) for word in argv)
     for index, word in enumerate(argv):
         flag, sign, value = word.partition("=")
@@ -217,7 +217,7 @@ def hidden_in(argv: Sequence[str]) -> Iterator[tuple[int, int, int]]:
 
 
 def _is_password(value: str) -> bool:
-    """Whether what is glued to `-p` is no port, no path and no option: small and large letters and digits, or signs."""
+    """Whether the text after `-p` is a password: no port, path or option, but mixed letters and digits, or signs."""
     kinds = sum(bool(re.search(kind, value)) for kind in (r"[a-z]", r"[A-Z]", r"\d"))
     signs = re.search(r"[!@#$%^&*]", value) is not None
     return len(value) >= 6 and not re.search(r"[/:=,]", value) and (kinds == 3 or (signs and kinds >= 2))

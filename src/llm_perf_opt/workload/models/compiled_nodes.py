@@ -1,7 +1,7 @@
 """Writes down which module every operation of a compiled graph came from, alongside the code torch.compile writes.
 
 Inductor names, above each kernel it writes, the operations of the graph that are in it; the graph knows the module each
-of them stood in. A name that stands for different modules in different graphs is left out by the reader. This goes
+of them was in. A name that stands for different modules in different graphs is left out by the reader. This goes
 through inductor's own door for passes over the graph; where a version has none, kernels keep their operators alone.
 """
 
@@ -30,7 +30,7 @@ def note_modules_of_graphs() -> None:
 class NoteModules(CustomGraphPass or object):  # type: ignore[misc]
     """Changes nothing of a graph.
 
-    It stands in a module because torch 2.11 pickles it to look for what another stage has compiled.
+    It is in a module because torch 2.11 pickles it to look for what another stage has compiled.
     """
 
     def __call__(self, graph: Any) -> None:

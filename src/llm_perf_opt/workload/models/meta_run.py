@@ -46,7 +46,7 @@ def cache_elements(state: Any) -> int:
 
 
 def _cache_name(module: Any) -> str:
-    """What a module calls its cache: models that keep a state alone have a name of their own for it."""
+    """What a module calls its cache: models that keep a state alone have their own name for it."""
     names = inspect.signature(module.forward).parameters
     return next((name for name in ("past_key_values", "cache_params", "state") if name in names), "past_key_values")
 

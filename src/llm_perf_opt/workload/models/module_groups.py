@@ -54,7 +54,7 @@ def _group_of(name: str, module: Any, beside_experts: bool) -> str | None:
     if name in _ROUTERS:
         return "router" if beside_experts else None
     group = _BY_NAME.get(name)
-    # A mixture-of-experts block is called mlp too: its parts are told apart one level down.
+    # A mixture-of-experts block is called mlp too: its parts are distinguished one level down.
     if group == "mlp" and "experts" in dict(module.named_children()):
         return None
     return group

@@ -33,7 +33,7 @@ def load_adapter(path: str) -> ModelAdapter:
     missing = [name for name in _NEEDED if name not in dir(adapter)]
     if missing:
         raise ConfigError(
-            f"model.adapter: {path} is no adapter, it has no {missing[0]} (got {path!r}), "
+            f"model.adapter: {path} is not an adapter, it has no {missing[0]} (got {path!r}), "
             "allowed: an import path package.module:ADAPTER"
         )
     return cast(ModelAdapter, adapter)

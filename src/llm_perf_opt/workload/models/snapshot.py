@@ -1,6 +1,6 @@
 """What a local Hugging Face snapshot holds, seen without torch or transformers.
 
-Loads a snapshot's tokenizer, and stands in where there is none.
+Loads a snapshot's tokenizer, and is in where there is none.
 """
 
 import json
@@ -60,7 +60,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def find_size_problems(geometry: Mapping[str, Any], *, where: str) -> tuple[str, ...]:
-    """Sizes no model has, which would take all memory before anything is said about them."""
+    """Sizes no model has, which would take all memory before anything is reported about them."""
     found: list[str] = []
     for key, value in geometry.items():
         name = f"{where}.{key}" if ": " not in where else f"{where}: {key}"

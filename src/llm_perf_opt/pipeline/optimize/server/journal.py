@@ -65,7 +65,7 @@ class StartJournal:
 
 
 def _end_last_line(path: Path) -> None:
-    """What is appended begins on a line of its own, also after half a line."""
+    """What is appended begins on its own line, also after half a line."""
     with path.open("rb+") as file:
         file.seek(-1, os.SEEK_END)
         if file.read(1) != b"\n":

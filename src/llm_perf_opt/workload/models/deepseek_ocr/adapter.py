@@ -217,7 +217,7 @@ def _one_image(prompt: str) -> str:
     return prompt
 
 
-# A side that is no multiple of the patch would lose its last pixels.
+# A side that is not a multiple of the patch would lose its last pixels.
 PixelSide = Annotated[int, Interval(ge=64, le=4096), MultipleOf(16)]
 
 

@@ -234,7 +234,7 @@ def _places(module: DeepseekOcr) -> Iterator[tuple[str, Tensor]]:
 
 def _read(file: Path) -> Iterator[tuple[str, Tensor]]:
     with safe_open(file, framework="pt", device="cpu") as opened:
-        for name in opened.keys():  # noqa: SIM118 - the handle is no mapping
+        for name in opened.keys():  # noqa: SIM118 - the handle is not a mapping
             yield name, opened.get_tensor(name)
 
 

@@ -112,7 +112,7 @@ def normalise(picture: Any) -> Any:
 
 
 def image_token_id(vocabulary: int) -> int:
-    """The id that stands at the places of image tokens."""
+    """The id that is at the places of image tokens."""
     return IMAGE_TOKEN_ID if vocabulary > IMAGE_TOKEN_ID else vocabulary - 1
 
 

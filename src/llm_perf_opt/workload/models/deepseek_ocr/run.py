@@ -30,7 +30,7 @@ from llm_perf_opt.workload.models.snapshot import show_text
 
 
 def page_prefill(module: Any, shape: Shape) -> Any:
-    """A page in its views at the start of the prompt, on meta; where it stands does not change the count."""
+    """A page in its views at the start of the prompt, on meta; where it is does not change the count."""
     ids = torch.zeros(1, shape.prompt, dtype=torch.long, device="meta")
     kind = module.lm_head.weight.dtype
     *tiles, page = [torch.empty(view.count, 3, view.size, view.size, dtype=kind, device="meta") for view in shape.views]
