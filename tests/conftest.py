@@ -12,22 +12,21 @@ REQUIRE_TOOLS = os.environ.get("LLM_PERF_REQUIRE_TOOLS") == "1"
 _NEEDS = {"real_nsys": "nsys", "real_ncu": "ncu", "browser": "chromium"}
 
 
-# Before xdist's own, which reads the groups.
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Tests with the real nsys share a worker: theirs are times as well, and some end an nsys while it starts.
 
-    What needs a tool or starts whole commands is slow; other slow tests say so themselves.
+    What needs a tool or starts whole commands is slow; other slow tests say so themselves. The groups are set here and
+    not when all items are known: xdist has read them by then.
     """
-    # Theirs is the longest line of tests, so it begins first.
-    items.sort(key=lambda item: item.get_closest_marker("real_nsys") is None and "nsys" not in _groups(item))
-    for item in items:
-        if any(map(item.path.is_relative_to, WHOLE_COMMANDS)) or any(
-            item.get_closest_marker(marker) for marker in _NEEDS
-        ):
-            item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("real_nsys"):
-            item.add_marker(pytest.mark.xdist_group("nsys"))
+    if any(map(item.path.is_relative_to, WHOLE_COMMANDS)) or any(item.get_closest_marker(marker) for marker in _NEEDS):
+        item.add_marker(pytest.mark.slow)
+    if item.get_closest_marker("real_nsys"):
+        item.add_marker(pytest.mark.xdist_group("nsys"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests with the real nsys begin first: theirs is the longest line of tests."""
+    items.sort(key=lambda item: "nsys" not in _groups(item))
 
 
 def _groups(item: pytest.Item) -> list[str]:

@@ -22,7 +22,7 @@ from llm_perf_opt.core.host import Tool
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
-from llm_perf_opt.profiling.nsys import sessions
+from llm_perf_opt.profiling.nsys import session, sessions
 from llm_perf_opt.profiling.nsys.isolation import isolation
 from llm_perf_opt.profiling.nsys.scrub import (
     REMOVED,
@@ -35,6 +35,7 @@ from llm_perf_opt.profiling.nsys.sessions import remove_abandoned, share_lock
 from llm_perf_opt.profiling.stages.nsys import STAGE, NsysConfig
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.profiling.vendor.tools import probe_nsys
+from llm_perf_opt.system.lock import machine_lock
 from llm_perf_opt.system.redact import Redactor
 from llm_perf_opt.system.secrets.shapes import is_secret
 from llm_perf_opt.testing import plain_config, plain_host, scratch_context
@@ -587,6 +588,11 @@ def test_a_program_that_cannot_be_run_is_bad_input(tmp_path: Path, program: str)
     assert f"workload.command.0: no program of this name can be run (got {program!r})" in done.err
 
 
+def _short_folder() -> tempfile.TemporaryDirectory[str]:
+    # An agent may still write while the folder is removed.
+    return tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True)
+
+
 @pytest.mark.real_nsys
 def test_captures_that_start_together_do_not_lose_each_other(tmp_path: Path) -> None:
     version = probe_nsys(os.environ).version
@@ -597,8 +603,8 @@ def test_captures_that_start_together_do_not_lose_each_other(tmp_path: Path) -> 
         argv = build_nsys_cmd(Path(folder, "run"), ["true"], trace="nvtx,osrt")
         report = Path(folder, "run.nsys-rep")
         said, code = "", 0
-        # As the stage, once more where the machine was too busy for the agent to answer: what is shared is whole then.
-        for _ in range(2):
+        # As the stage: tried again where a busy machine lost the agent, which leaves the shared memory whole.
+        for _ in range(sessions.MOST_TRIES):
             # Not through our own door: it would take one thread's agent for another's.
             done = subprocess.run(
                 argv, env={**os.environ, "TMPDIR": folder}, stdin=subprocess.DEVNULL, capture_output=True, timeout=60
@@ -610,31 +616,51 @@ def test_captures_that_start_together_do_not_lose_each_other(tmp_path: Path) -> 
 
     # Short names: nsys opens sockets in there.
     with ThreadPoolExecutor(3) as pool, ExitStack() as folders:
-        scratch = [folders.enter_context(tempfile.TemporaryDirectory(dir="/tmp")) for _ in range(6)]
+        scratch = [folders.enter_context(_short_folder()) for _ in range(6)]
         ended = list(pool.map(capture_in, scratch))
     assert ended == [(0, True)] * 6
 
 
 @pytest.mark.parametrize(
-    ("said", "was_removed", "tries"),
+    ("said", "isolated", "was_removed", "tries"),
     [
-        ("Agent launcher failed.", True, 2),
-        ("Agent launcher failed.", False, 1),
-        ("[QuadDCommon::tag_message*] = Local Endpoint is not available.", False, 2),
-        ("Connection reset by peer", False, 2),
-        ("Connection to the Agent lost.", False, 2),
-        ("Illegal --trace argument", True, 1),
+        ("Agent launcher failed.", False, True, 3),
+        ("Agent launcher failed.", False, False, 1),
+        ("Agent launcher failed.", True, False, 3),
+        ("[QuadDCommon::tag_message*] = Local Endpoint is not available.", False, False, 3),
+        ("Connection reset by peer", False, False, 3),
+        ("Connection to the Agent lost.", False, False, 3),
+        ("Illegal --trace argument", True, True, 1),
     ],
 )
 def test_a_capture_whose_agent_was_lost_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, was_removed: bool, tries: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, isolated: bool, was_removed: bool, tries: int
 ) -> None:
     nsys = _fake(tmp_path, f"print({said!r}); sys.exit(1)\n")
     ctx = _context(tmp_path, ["true"], nsys)
     monkeypatch.setattr(sessions, "remove_abandoned", lambda: was_removed)
+    monkeypatch.setattr(session, "isolation", lambda *_: ["env"] if isolated else [])
     with pytest.raises(ToolError, match=f"wrote no report: {re.escape(said)}"):
         STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
     assert [record.label for record in ctx.run_command.records if nsys in record.argv] == ["nsys"] * tries
+
+
+def test_captures_of_one_version_take_turns_and_none_waits_longer_than_its_limit(tmp_path: Path) -> None:
+    said: list[str] = []
+    with sessions.one_capture("2022.4", said.append, limit_s=0, tmp_dir=tmp_path):
+        with sessions.one_capture("2023.1", said.append, limit_s=0, tmp_dir=tmp_path):
+            assert said == []
+        with sessions.one_capture("2022.4", said.append, limit_s=0, tmp_dir=tmp_path):
+            assert said == ["nsys: waiting for another capture on this machine to end"]
+    with sessions.one_capture("2022.4", said.append, limit_s=0, tmp_dir=tmp_path):
+        assert len(said) == 1
+    (lock, _) = sorted(tmp_path.iterdir())
+    assert (lock.name, lock.stat().st_mode & 0o777) == ("llm-perf-nsys-2022.4.lock", 0o666)
+
+
+def test_a_place_without_rights_for_a_lock_keeps_no_capture_from_starting(tmp_path: Path) -> None:
+    with machine_lock(tmp_path / "none" / "lock", lambda: None, limit_s=0) as is_held:
+        assert is_held is False
 
 
 def test_memory_of_sessions_is_removed_only_while_no_nsys_runs(tmp_path: Path) -> None:

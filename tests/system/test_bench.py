@@ -260,7 +260,7 @@ def test_a_server_whose_nsys_lost_its_agent_is_started_once_more(tmp_path: Path)
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     done = _bench(tmp_path, *_fake(), *QUICK, *window, PATH=path)
     assert (done.code, _left_running(tmp_path)) == (0, []), done.err
-    assert "nsys: it lost its agent (Local Endpoint is not available); trying once more" in done.err
+    assert "nsys lost its agent (Local Endpoint is not available); trying again" in done.err
     run = only_run(tmp_path)
     assert [stage["status"] for stage in valid_manifest(run)["stages"]] == ["ok", "ok"]
     assert (run / "nsys" / "run.sqlite").is_file()

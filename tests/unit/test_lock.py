@@ -1,6 +1,9 @@
 """constraints.txt locks every direct dependency; an audit that asked nobody is none."""
 
 import json
+import os
+
+import pytest
 
 from scripts.check_holes import Audited, read_audit
 from scripts.check_lock import direct, problems
@@ -35,3 +38,9 @@ def test_a_package_nobody_knows_is_no_package_without_holes() -> None:
     assert not audit().is_all_clear
     found = audit({"name": "y", "version": "2.0", "vulns": [hole, {**hole, "fix_versions": []}]})
     assert found.holes == ("y 2.0: PYSEC-1; mended in 2.1", "y 2.0: PYSEC-1; not mended yet")
+
+
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="not run by a worker of xdist")
+@pytest.mark.xdist_group("groups")
+def test_xdist_knows_the_groups_of_tests(request: pytest.FixtureRequest) -> None:
+    assert request.node.nodeid.endswith("@groups")

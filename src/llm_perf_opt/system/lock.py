@@ -25,6 +25,7 @@ from llm_perf_opt.system.files import real_path
 
 LOCK_FILE = ".lock"
 ROOM_BYTES = 1 << 18
+POLL_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +124,53 @@ def release_lock(run_dir: Path) -> None:
     lock = _HELD.pop(real_path(run_dir) / LOCK_FILE, None)
     if lock is not None:
         lock.release()
+
+
+@contextmanager
+def machine_lock(path: Path, waiting: Callable[[], None], *, limit_s: float) -> Iterator[bool]:
+    """Hold a lock file that all users of this machine share while the block runs; whether it is held.
+
+    Not held where the file cannot be opened, or when another process kept it for longer than the limit. `waiting` is
+    called once if the lock is not free.
+    """
+    number = _opened_for_all(path)
+    is_held = number is not None and _waited_for(number, waiting, limit_s)
+    try:
+        yield is_held
+    finally:
+        if number is not None:
+            os.close(number)
+
+
+def _opened_for_all(path: Path) -> int | None:
+    # Without O_CREAT first: Linux refuses to create what another user already has in a sticky directory
+    # (fs.protected_regular). Another process may create the file between the two.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    for wanted in (flags, flags | os.O_CREAT | os.O_EXCL, flags):
+        try:
+            number = os.open(path, wanted, 0o666)
+        except OSError:
+            continue
+        if wanted & os.O_CREAT:
+            os.fchmod(number, 0o666)
+        return number
+    return None
+
+
+def _waited_for(number: int, waiting: Callable[[], None], limit_s: float) -> bool:
+    end_s = time.monotonic() + limit_s
+    has_called = False
+    while True:
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if not has_called:
+                waiting()
+                has_called = True
+            if time.monotonic() >= end_s:
+                return False
+            time.sleep(POLL_S)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from llm_perf_opt.core.host import Tool
 from llm_perf_opt.core.stage import CommandPlace
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.profiling.nsys.scrub import publish_report, raw_folder
-from llm_perf_opt.profiling.nsys.sessions import lost_agent
+from llm_perf_opt.profiling.nsys.sessions import lost_agent, one_capture
 from llm_perf_opt.profiling.vendor.nsys import (
     build_nsys_launch_cmd,
     build_nsys_start_cmd,
@@ -68,14 +68,15 @@ def record_with_nsys(
                 load(server)
                 _command(commands, build_nsys_stop_cmd(session, nsys=nsys), raw.scratch, "stop", window)
 
-        try:
-            record()
-        except NeverReady as error:
-            lost = lost_agent(error.said)
-            if lost is None:
-                raise
-            place.say(f"nsys: it lost its agent ({lost}); trying once more")
-            record()
+        with one_capture(tool.version, place.say, limit_s=window.timeout_s):
+            try:
+                record()
+            except NeverReady as error:
+                lost = lost_agent(error.said)
+                if lost is None:
+                    raise
+                place.say(f"nsys lost its agent ({lost}); trying again")
+                record()
         reports = find_reports(base)
         if not reports:
             raise ToolError(f"nsys wrote no report of the window (log: {commands.out_dir / 'stop.log'})")

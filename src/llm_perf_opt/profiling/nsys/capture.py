@@ -15,7 +15,7 @@ from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
 from llm_perf_opt.profiling.baseline import last_words, quiet_inference
 from llm_perf_opt.profiling.nsys.scrub import RawFolder, export_report
-from llm_perf_opt.profiling.nsys.sessions import LOST_AGENT, lost_agent
+from llm_perf_opt.profiling.nsys.sessions import LOST_AGENT, MOST_TRIES, lost_agent, one_capture
 from llm_perf_opt.profiling.program import phase_limit
 from llm_perf_opt.profiling.vendor.launch import (
     INFERENCE_RUNNER,
@@ -151,11 +151,15 @@ def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base
         remove=[raw.scratch],
         label="nsys" if options.nvtx_capture is None else f"nsys {options.nvtx_capture}",
     )
-    result = capture([*raw.wrapper, *command])
-    has_begun = result.timed_out or find_reports(out_base) or code_file.exists()
-    if not has_begun and (lost := lost_agent(result.tail)):
-        ctx.say(f"nsys: it lost its agent ({lost}); trying once more")
+    with one_capture(ctx.host.tool("nsys").version, ctx.say, limit_s=options.timeout_s):
         result = capture([*raw.wrapper, *command])
+        for _ in range(MOST_TRIES - 1):
+            has_begun = result.timed_out or find_reports(out_base) or code_file.exists()
+            lost = None if has_begun else lost_agent(result.tail, isolated=raw.isolated)
+            if lost is None:
+                break
+            ctx.say(f"nsys lost its agent ({lost}); trying again")
+            result = capture([*raw.wrapper, *command])
     # What ends a program because the window is over is not a failure of the program.
     is_over = options.duration_s is not None and result.duration_s >= options.delay_s + options.duration_s
     code = None if is_over else _read_code(code_file)
