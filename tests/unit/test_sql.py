@@ -312,6 +312,9 @@ def test_the_command_prints_a_table_json_and_csv(
     assert capsys.readouterr().out.splitlines()[2].split() == ["add", "20"]
     assert main(["query", str(nsys), "SELECT 'a' AS a WHERE false", "--format", "json"]) == 0
     assert capsys.readouterr().out == "[]\n"
+    # No operators in a capture of nsys.
+    assert main(["query", str(nsys), "SELECT name, self_ns FROM operators"]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[::2]] == [["name", "self_ns"], ["no", "rows"]]
     out = tmp_path / "rows.json"
     assert main(["query", str(nsys), sql, "--format", "json", "-o", str(out)]) == 0
     assert [row["ns"] for row in json.loads(out.read_text())] == [20, 20]

@@ -58,7 +58,7 @@ class DataTable:
             for row in self.rows(SHOWN_ROWS)
         )
         more = "" if len(names) == len(self.columns) else f", the first {len(names)} columns"
-        rows = f"{min(len(self), SHOWN_ROWS):,} of {len(self):,} rows{more}"
+        rows = f"{min(len(self), SHOWN_ROWS):,} of {len(self):,} rows{more}" if len(self) else "no rows"
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{escape(self.name)}: {rows}</p>"
 
     def __iter__(self) -> Iterator[TableValues]:
@@ -128,6 +128,8 @@ class DataTable:
         rows = [[_short(row[name]) for name in names] for row in self.rows(most)]
         shown = table_text(names, [[printable(cell) for cell in row] for row in rows], right=number_columns(rows))
         more = len(self) - len(rows)
+        if not rows:
+            return f"{shown.plain}\nno rows"
         return shown.plain + (f"\n… and {more:,} more rows" if more > 0 else "")
 
 

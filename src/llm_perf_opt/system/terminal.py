@@ -294,8 +294,8 @@ def _cut(word: str, width: int) -> str:
 
 
 def number_columns(rows: Sequence[Sequence[str]]) -> list[int]:
-    """The columns in which every cell is a number or a dash."""
-    return [index for index in range(len(rows[0])) if all(_is_number(row[index]) for row in rows)]
+    """The columns in which every cell is a number or a dash; of no rows none."""
+    return [index for index, cells in enumerate(zip(*rows, strict=True)) if all(map(_is_number, cells))]
 
 
 def _is_number(text: str) -> bool:
