@@ -92,6 +92,13 @@ def test_ranges_count_the_kernels_inside_them_and_copies_what_is_exposed(nsys: P
     assert [tuple(row.values()) for row in ask(nsys, sql)] == [("Copy Device-to-Host", 10, 10, 40, 4e9, "step")]
 
 
+def test_idle_time_of_ranges_is_missing_where_no_gpu_work_was_recorded(tmp_path: Path) -> None:
+    export = Export()
+    export.range("step", 0, 100)
+    found = ask(export.write(tmp_path / "capture.sqlite"), "SELECT duration_ns, gpu_idle_ns, kernel_count FROM ranges")
+    assert [tuple(row.values()) for row in found] == [(100, None, 0)]
+
+
 def test_gaps_add_up_to_the_idle_time_and_have_cause_owner_and_neighbours(nsys: Path) -> None:
     rows = ask(nsys, "SELECT start_ns, end_ns, cause, owner, before, after FROM gaps ORDER BY start_ns")
     assert [tuple(row.values()) for row in rows] == [

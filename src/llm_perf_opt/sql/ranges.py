@@ -24,13 +24,16 @@ def range_rows(one: CaptureEvents) -> ViewRows:
         np.add.at(count, parent[here], count[here])
         np.add.at(time_ns, parent[here], time_ns[here])
     length = ranges.end_ns - ranges.start_ns
+    idle_ns = np.full(len(ranges), MISSING)
+    if timeline.has_gpu_work:
+        idle_ns = length - one.busy_in(process, ranges.start_ns, ranges.end_ns)
     return {
         "id": np.arange(len(ranges)) + one.first_range,
         "name": one.names[ranges.name],
         "start_ns": ranges.start_ns,
         "end_ns": ranges.end_ns,
         "duration_ns": length,
-        "gpu_idle_ns": length - one.busy_in(process, ranges.start_ns, ranges.end_ns),
+        "gpu_idle_ns": idle_ns,
         "kernel_count": count,
         "kernel_ns": time_ns,
         "style": texts([PUSH_POP, START_END])[ranges.process_wide.astype(np.int64)],
