@@ -222,12 +222,17 @@ def leaky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "log.txt").write_text(f"ssh {HOST}\npassword: {GIVEN}\nread {HOME}/p.jsonl with {SECRET}\n")
     (folder / "trace.json.gz").write_bytes(gzip.compress(trace.read_bytes()))
     (folder / "predictions.jsonl").write_text('{"answer": "a private text"}\n')
+    page = folder / "viz" / "page-1"
+    page.mkdir(parents=True)
+    for written in (folder / "viz" / "predictions.md", page / "page.md", page / "thumbnail.jpg"):
+        written.write_text("a private text")
     (run / "tmp").mkdir()
     (run / "tmp" / "scratch.txt").write_text(SECRET)
     (run / "elsewhere.txt").symlink_to("/etc/passwd")
     stage["files"] += [
         {"role": "trace", "path": f"{stage['name']}/trace.json.gz"},
         {"role": "predictions", "path": f"{stage['name']}/predictions.jsonl"},
+        {"role": "gallery", "path": f"{stage['name']}/viz/predictions.md"},
     ]
     (run / "manifest.json").write_text(json.dumps(data))
     return run
@@ -268,11 +273,14 @@ def test_a_shared_copy_holds_no_planted_secret_and_lists_what_was_removed(
         "scratch.txt": "scratch",
         "trace.json.gz": "a capture (--with-captures adds it)",
         "predictions.jsonl": "prompts and answers",
+        "predictions.md": "prompts and answers",
+        "page.md": "prompts and answers",
+        "thumbnail.jpg": "prompts and answers",
     }
     places = {file["path"]: file["places"] for file in shared["redacted"]}
     assert places["torch_profiler/log.txt"] == 4
     assert "manifest.json" in places
-    assert b"shared copy: 4 files" in contents["run/report.html"]
+    assert b"shared copy: 7 files" in contents["run/report.html"]
     assert {path: path.read_bytes() for path in before} == before, "the run itself is as it was"
 
 
@@ -292,7 +300,7 @@ def test_a_page_alone_is_shared_without_secrets_and_dead_links(leaky: Path, tmp_
     assert main(["export", "--share", str(leaky), "-o", str(out)]) == 0
     page = out.read_bytes()
     assert planted(page) == set()
-    assert b"shared copy: 4 files" in page
+    assert b"shared copy: 7 files" in page
     targets = re.findall(r"""(?:href|src)=["']?([^"' >]+)""", page.decode())
     assert [target for target in targets if not target.startswith(("#", "data:", "https:"))] == []
 

@@ -26,7 +26,9 @@ SHARED_FILE = "shared.json"
 # Roles of files that hold the environment of a whole program, and are large.
 CAPTURES = frozenset({"trace", "nsys_report", "nsys_sqlite", "ncu_report"})
 # Roles of files that hold prompts and answers.
-TEXTS = frozenset({"predictions", "gallery"})
+# That of the index of a gallery: what no role names next to it and below are texts and images of its samples.
+GALLERY = "gallery"
+TEXTS = frozenset({"predictions", GALLERY})
 REMADE = frozenset({*(name for name, _ in RENDERERS), TRACE})
 # Larger files are redacted too, but changes in them are not counted.
 COUNTED_BYTES = 64 << 20
@@ -135,13 +137,15 @@ def personal_values(manifest: RunManifest, folder: Path) -> list[str]:
 def _copied(manifest: RunManifest, root: Path, folder: Path, *, with_captures: bool) -> tuple[LeftOutFile, ...]:
     """Copy what may be shared; what stays here, and why."""
     roles = {file.path: file.role for stage in manifest.stages for file in stage.files}
+    galleries = {file.path.parent for stage in manifest.stages for file in stage.files if file.role == GALLERY}
     left_out = []
     folder.mkdir()
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root)
         if path.is_dir() and not path.is_symlink():
             continue
-        reason = _reason(path, name, roles.get(path, ""), with_captures=with_captures)
+        role = roles.get(path) or (GALLERY if galleries.intersection(path.parents) else "")
+        reason = _reason(path, name, role, with_captures=with_captures)
         if reason is not None:
             left_out.append(LeftOutFile(path=name.as_posix(), size_bytes=path.lstat().st_size, reason=reason))
         elif name.as_posix() not in REMADE:
