@@ -181,7 +181,7 @@ VIEWS: Final = (
             _ns("id", "number of the range, unique in all captures given"),
             _text("name", "name as the program gave it"),
             *_SPAN,
-            _maybe("gpu_idle_ns", "part during which no kernel of the process ran; NULL where no GPU work was recorded"),
+            _maybe("gpu_idle_ns", "part without a kernel of the process; NULL where no GPU work was recorded"),
             _ns("kernel_count", "kernels caused in it and in the ranges inside"),
             _ns("kernel_ns", "sum of their durations"),
             _text("style", "push_pop (of a thread) or start_end (of the process)"),
