@@ -66,7 +66,9 @@ def left_running() -> list[str]:
     found = []
     for process in psutil.process_iter(["pid", "cmdline"]):
         words = " ".join(process.info["cmdline"] or ())
-        if process.info["pid"] != os.getpid() and ("llm_perf_opt.runners" in words or "nsys profile" in words):
+        if process.info["pid"] != os.getpid() and (
+            "llm_perf_opt.runners" in words or "llm_perf_opt.children" in words or "nsys profile" in words
+        ):
             found.append(words[:120])
     return found
 

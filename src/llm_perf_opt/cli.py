@@ -29,14 +29,12 @@ _RUN = ("config", ("model", "dataset", "hardware", "experiment"))
 _PREDICT = ("config", ("model", "hardware"))
 # In the order a reader needs them; only the chosen one's module is imported.
 COMMANDS = {
-    "profile": Command(
-        "runners.profile_orchestrator", "[OVERRIDE ...]", "a model through all stages, one report", *_RUN
-    ),
+    "profile": Command("commands.profile", "[OVERRIDE ...]", "a model through all stages, one report", *_RUN),
     "run": Command("commands.run", "-- PROGRAM ...", "any program through every stage, one report", *_RUN),
     "bench": Command(
         "commands.bench", "[OVERRIDE ...]", "a server under load, started or running", "bench", ("server", "dataset")
     ),
-    "infer": Command("runners.direct_inference_runner", "[OVERRIDE ...]", "plain inference, no profiler", *_RUN),
+    "infer": Command("commands.infer", "[OVERRIDE ...]", "plain inference, no profiler", *_RUN),
     "predict": Command("commands.predict", "[OVERRIDE ...]", "what hardware allows, before anything runs", *_PREDICT),
     "plan": Command("commands.plan", "[OVERRIDE ...]", "which device, how many, which batch", *_PREDICT),
     "analyze": Command("commands.analyze", "FILE ...", "existing captures: nsys, ncu, torch"),

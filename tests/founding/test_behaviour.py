@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from llm_perf_opt.children.start import load_child_config
+from llm_perf_opt.commands.profile import INFER_OVERRIDES
 from llm_perf_opt.config.schema import DatasetSection
 from llm_perf_opt.core.host import Gpu
 from llm_perf_opt.core.stage import Stage
@@ -15,9 +17,7 @@ from llm_perf_opt.profiling.nsys.session import plan_captures
 from llm_perf_opt.profiling.stages import nsys, static_analysis
 from llm_perf_opt.profiling.stages.nsys import NsysConfig
 from llm_perf_opt.runners import direct_inference_runner
-from llm_perf_opt.runners.child import load_child_config
 from llm_perf_opt.runners.deep_profile_runner import LEGACY_OVERRIDES as DEEP
-from llm_perf_opt.runners.profile_orchestrator import INFER_OVERRIDES
 from llm_perf_opt.testing import plain_host, scratch_context
 from llm_perf_opt.workload.device import start_cuda_profiler, stop_cuda_profiler
 from llm_perf_opt.workload.nvtx import RangeEmitter, around
@@ -95,7 +95,7 @@ def test_187_pixi_direct_infer_is_llm_perf_infer(monkeypatch: pytest.MonkeyPatch
         called.append((argv, implied))
         return 0
 
-    monkeypatch.setattr("llm_perf_opt.runners.profile_orchestrator.main", main)
+    monkeypatch.setattr("llm_perf_opt.commands.profile.main", main)
     assert direct_inference_runner.main(["run.seed=1"]) == 0
     assert called == [(["run.seed=1"], INFER_OVERRIDES)]
     assert stage(typed(*TINY, implied=INFER_OVERRIDES), "direct_inference").output.prediction.enable is True

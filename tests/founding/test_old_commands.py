@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.children.start import load_child_config
+from llm_perf_opt.commands.profile import INFER_OVERRIDES
 from llm_perf_opt.config.arguments import parse_arguments
 from llm_perf_opt.config.legacy import translate
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline import compose
 from llm_perf_opt.pipeline.compose import ConfigEntry, explain_composition_error
 from llm_perf_opt.profiling.vendor.launch import PROFILE_RUNNER, build_work_argv
-from llm_perf_opt.runners.child import load_child_config
 from llm_perf_opt.runners.deep_profile_runner import LEGACY_OVERRIDES as DEEP
 from llm_perf_opt.runners.llm_profile_runner import LEGACY_OVERRIDES as STAGE1
-from llm_perf_opt.runners.profile_orchestrator import INFER_OVERRIDES
 from tests.founding.composing import TINY, stage, typed, write
 from tests.support.fixtures_dir import REPO
 from tests.support.orchestrator import dry_code_of_ncu, environment

@@ -123,12 +123,12 @@ def test_asking_for_other_hardware_gives_its_bounds_and_says_so(tmp_path: Path) 
 
 def run_child_here(config: AppConfig, out_dir: Path, stage: dict[str, object]) -> tuple[Facts, dict[str, Count]]:
     """The child's work in this process, which has torch already."""
+    from llm_perf_opt.children.static_counts import main
     from llm_perf_opt.profiling.static_child import read_counts, read_facts
-    from llm_perf_opt.runners.static_runner import main
 
     out_dir.mkdir()
     overrides = [*workload_overrides(config), *stage_overrides("static_analysis", {"enable": True, **stage})]
-    argv = build_work_argv("llm_perf_opt.runners.static_runner", overrides, hydra_run_dir=out_dir, chdir=False)
+    argv = build_work_argv("llm_perf_opt.children.static_counts", overrides, hydra_run_dir=out_dir, chdir=False)
     assert main(argv[argv.index("--child") :]) == 0
     facts = read_facts(out_dir)
     assert facts is not None

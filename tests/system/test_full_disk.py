@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.children.start import run_child
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.errors import ToolError
-from llm_perf_opt.runners.child import run_child
 from llm_perf_opt.system.files import in_words, is_full_disk, move_whole, write_whole
 from llm_perf_opt.system.redact import Redactor
 from llm_perf_opt.system.secrets.shapes import REDACTED

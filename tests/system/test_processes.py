@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from llm_perf_opt.children.start import run_child
 from llm_perf_opt.cli import main
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.profiling.baseline import last_words
-from llm_perf_opt.runners.child import run_child
 from llm_perf_opt.system.files import write_whole
 from tests.support.fake_server import fake_server
 from tests.support.orchestrator import (

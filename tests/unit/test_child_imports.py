@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.runners.child import NOT_FOR_TEXT, TEXT_MODELS
+from llm_perf_opt.children.start import NOT_FOR_TEXT, TEXT_MODELS
 
 LOOK = """
 import importlib.util, sys
-from llm_perf_opt.runners.child import hide_packages
+from llm_perf_opt.children.start import hide_packages
 hide_packages(sys.argv[1])
 print(*(importlib.util.find_spec(name) is not None for name in sys.argv[2:]))
 try:

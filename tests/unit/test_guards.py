@@ -19,7 +19,7 @@ LAYERS = (
     {"errors", "config", "core", "system", "marks", "__init__"},
     {"capture", "model", "diagnosis", "comparison", "optimize", "profiling", "workload", "serving", "report", "sql"},
     {"pipeline", "planning"},
-    {"runners", "commands", "mcp_server", "cli", "completion", "testing", "api", "plugin"},
+    {"runners", "children", "commands", "mcp_server", "cli", "completion", "testing", "api", "plugin"},
     {"plugins"},
 )
 # Inside the second layer: pure parts know nothing of what feeds them, and evidence nothing of its judgement.

@@ -8,6 +8,6 @@ compare   two analyses, one verdict
 predict   what the hardware allows for a model
 magic     `%%llm_perf` in notebooks
 
-Called by users, by `runners.query` and by nothing else of ours. No module here is imported before one of its names is
+Called by users, by `commands.query` and by nothing else of ours. No module here is imported before one of its names is
 asked for, and torch only by `profile`.
 """

@@ -1,7 +1,6 @@
 """The subcommands of `llm-perf`: each module parses its arguments, calls what does the work, and prints.
 
-`run` (with `attach` and `attach_answer`), `bench`, `analyze`, `predict`, `plan`, `compare`, `bisect`, `optimize`,
-`report` (also `open`), `runs`, `sweep`, `query`, `mcp`, `export` (with `export_tables`) and `doctor`; `profile` and
-`infer` are `runners.profile_orchestrator` and `runners.direct_inference_runner`. `entry` turns errors into messages
-and exit codes. `llm_perf_opt.cli` imports only the chosen module.
+`profile`, `run` (with `attach` and `attach_answer`), `bench`, `infer`, `analyze`, `predict`, `plan`, `compare`,
+`bisect`, `optimize`, `report` (also `open`), `runs`, `sweep`, `query`, `mcp`, `export` (with `export_tables`) and
+`doctor`. `entry` turns errors into messages and exit codes. `llm_perf_opt.cli` imports only the chosen module.
 """

@@ -47,8 +47,8 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_OK
     as_json = asks_for_json(argv)
     config = read_config(without_json(argv), user_dir=Path.cwd())
+    from llm_perf_opt.commands.profile import terminate_like_interrupt
     from llm_perf_opt.pipeline.bench.run import run_bench
-    from llm_perf_opt.runners.profile_orchestrator import terminate_like_interrupt
 
     with terminate_like_interrupt():
         try:

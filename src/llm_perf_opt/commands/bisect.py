@@ -244,8 +244,8 @@ def _run(
     session: "BisectSession", args: argparse.Namespace, overrides: tuple[str, ...], folder: Path
 ) -> "Neighbours | None":
     """The search and the comparison of the two neighbours; an interruption leaves the search without an answer."""
+    from llm_perf_opt.commands.profile import terminate_like_interrupt
     from llm_perf_opt.pipeline.bisect.neighbours import compare_neighbours
-    from llm_perf_opt.runners.profile_orchestrator import terminate_like_interrupt
 
     with terminate_like_interrupt():
         try:

@@ -222,8 +222,8 @@ def _new_folder(out_dir: Path | None) -> Path:
 
 def _measure(experiment: "Experiment", looks: Sequence[int], folder: Path, is_settled: Callable[[int], bool]) -> bool:
     """Make the runs; False when that was interrupted."""
+    from llm_perf_opt.commands.profile import terminate_like_interrupt
     from llm_perf_opt.pipeline.compare.interleave import run_pairs
-    from llm_perf_opt.runners.profile_orchestrator import terminate_like_interrupt
 
     with terminate_like_interrupt():
         try:

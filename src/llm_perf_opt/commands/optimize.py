@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         return _optimize_server(args)
     options = _options(args, is_program=bool(command))
     # Hydra and numpy are imported only now, so that --help and a wrong option answer at once.
-    from llm_perf_opt.runners.profile_orchestrator import terminate_like_interrupt
+    from llm_perf_opt.commands.profile import terminate_like_interrupt
 
     with terminate_like_interrupt():
         try:
@@ -171,8 +171,8 @@ def _optimize_server(args: argparse.Namespace) -> int:
     if problems or budget_s is None:
         raise ConfigError(problems)
     folder = _folder(args) if args.resume is None else real_path(args.resume.expanduser())
+    from llm_perf_opt.commands.profile import terminate_like_interrupt
     from llm_perf_opt.pipeline.optimize.server.cli import optimize_server
-    from llm_perf_opt.runners.profile_orchestrator import terminate_like_interrupt
 
     with terminate_like_interrupt():
         try:

@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_OK
     given, asked = tool_flags(given)
     refuse_input(sys.__stdin__, command)
-    from llm_perf_opt.runners.profile_orchestrator import main as orchestrate
+    from llm_perf_opt.commands.profile import main as profile
 
     missing = [tool for tool in (NSYS, NCU) if not _is_here(tool)]
     for tool in missing:
@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
     if NCU not in missing and NCU not in asked and not any(word.startswith("pipeline.ncu.enable=") for word in given):
         print(f"INFO: {NCU_LEFT_OUT}", file=sys.stderr)
     implied = implied_overrides(given, command, missing=missing)
-    return orchestrate(given, implied=[*implied, *(f"pipeline.{tool}.enable={on}" for tool, on in asked.items())])
+    return profile(given, implied=[*implied, *(f"pipeline.{tool}.enable={on}" for tool, on in asked.items())])
 
 
 def tool_flags(given: Sequence[str]) -> tuple[list[str], dict[str, str]]:

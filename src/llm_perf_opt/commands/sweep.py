@@ -105,9 +105,9 @@ def _require_numbers(objectives: Sequence[str], runs: Sequence[IndexedRun]) -> N
 
 def _resume(args: argparse.Namespace) -> int:
     """The same command line again, in the same directory, for the jobs that need it."""
+    from llm_perf_opt.commands.profile import run_hydra
     from llm_perf_opt.config.arguments import parse_arguments
     from llm_perf_opt.config.legacy import override_key
-    from llm_perf_opt.runners.profile_orchestrator import run_hydra
 
     folder = real_path(args.dir)
     document = read_jobs(folder) if folder.is_dir() else None

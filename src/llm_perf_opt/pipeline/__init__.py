@@ -16,5 +16,6 @@ sweep    the runs of a sweep as one table, and the front nobody beats
 console  what the user sees meanwhile, and the lines a run ends with
 
 Sub-packages hold the work behind a command: `analyze`, `bench`, `bisect`, `compare`, `optimize`; `jobs` is sweeps on
-clusters. `runners.job` calls the modules in the order above. Stages are found by entry point and never named here.
+clusters. `job` is one run from typed configuration to reports and calls the modules in the order above. Stages are
+found by entry point and never named here.
 """

@@ -1,6 +1,5 @@
-"""Processes of their own: the orchestrator of a run, and the children it starts.
+"""Names of the first releases, kept for those who type them: `python -m llm_perf_opt.runners.NAME`.
 
-`profile_orchestrator` is `llm-perf profile`, `direct_inference_runner` is `llm-perf infer` and also the child that
-measures; `job` is one run from typed configuration to reports. Children: `llm_profile_runner`, `static_runner`,
-`optimize_worker`; all begin in `child`. `deep_profile_runner` is an old name kept for those who type it.
+`profile_orchestrator` is `llm-perf profile` and `direct_inference_runner` is `llm-perf infer`; `llm_profile_runner` and
+`deep_profile_runner` are deprecated and say what replaces them. Stages start their children by these names too.
 """

@@ -9,14 +9,14 @@ LEGACY_OVERRIDES = ("runner=stage2",)
 
 
 def main(argv: Sequence[str]) -> int:
-    from llm_perf_opt.runners.profile_orchestrator import main as orchestrate
+    from llm_perf_opt.commands.profile import main as profile
 
     print(
         "deprecated: `python -m llm_perf_opt.runners.deep_profile_runner` is now "
         "`llm-perf profile runner=stage2` (nsys and ncu alone; see docs/migration.md)",
         file=sys.stderr,
     )
-    return orchestrate(argv, implied=LEGACY_OVERRIDES)
+    return profile(argv, implied=LEGACY_OVERRIDES)
 
 
 if __name__ == "__main__":

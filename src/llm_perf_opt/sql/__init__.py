@@ -8,5 +8,5 @@ answers   rows of a diagnosis and of a run: ledger, findings, metrics, samples, 
 table     columns of equal length, and what they become: rows, pandas, Arrow, polars, Parquet
 database  DuckDB locked down: which statements are taken, what they may use, and what they return
 
-Pure but for `table`, which writes Parquet files. Called by `api` and, through it, by `runners.query`.
+Pure but for `table`, which writes Parquet files. Called by `api` and, through it, by `commands.query`.
 """

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.children.start import load_child_config
 from llm_perf_opt.pipeline.compose import compose_config, type_config
 from llm_perf_opt.profiling.vendor.launch import (
     build_work_argv,
@@ -17,7 +18,6 @@ from llm_perf_opt.profiling.vendor.launch import (
     quote,
     workload_overrides,
 )
-from llm_perf_opt.runners.child import load_child_config
 
 pytestmark = pytest.mark.slow
 

@@ -4,5 +4,5 @@
 each rank into computation, communication and copies. `collectives` says what each collective moved and how late ranks
 came to it, `traffic` how many bytes went between them. `analysis` puts the three together.
 
-Read `analysis`, then `overlap`. Called by `runners.analyze`; works on timelines alone.
+Read `analysis`, then `overlap`. Called by `pipeline.analyze`; works on timelines alone.
 """

@@ -2,7 +2,7 @@
 
 `setup` profiles a model or reads a run, `situation` says what may be tried there, `user_experiments` reads
 experiments of the user's; `run` tries one after another. An experiment is its own process that stays alive
-(`runners.optimize_worker`), so that its passes and those of the baseline can be interleaved without starting anything
+(`children.optimize_worker`), so that its passes and those of the baseline can be interleaved without starting anything
 again: `workers` is the client side, `protocol` the messages. A user's program is started for every pass (`program`),
 `metered` reads the GPU meanwhile. Sub-package: `server`, searches over the settings of a server. Decisions are in
 `llm_perf_opt.optimize`, what is shown in `report/optimize`.

@@ -27,7 +27,7 @@ from llm_perf_opt.profiling.vendor.launch import build_work_argv, bytecode_envir
 from llm_perf_opt.system.process import Service, allowed_environment, read_tail
 from llm_perf_opt.system.redact import Redactor
 
-WORKER = "llm_perf_opt.runners.optimize_worker"
+WORKER = "llm_perf_opt.children.optimize_worker"
 POLL_S = 0.2
 CHUNK_BYTES = 1 << 16
 TAIL_BYTES = 2048

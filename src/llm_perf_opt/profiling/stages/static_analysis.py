@@ -57,7 +57,7 @@ from llm_perf_opt.system.process import CommandResult
 from llm_perf_opt.workload.models.base import ModelAdapter
 from llm_perf_opt.workload.models.registry import choose_dtype, load_adapter
 
-STATIC_RUNNER = "llm_perf_opt.runners.static_runner"
+STATIC_RUNNER = "llm_perf_opt.children.static_counts"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.children.start import run_child
 from llm_perf_opt.commands.entry import run_safely
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.names import STATIC_ANALYSIS
@@ -27,7 +28,6 @@ from llm_perf_opt.profiling.static_child import (
     write_facts,
     write_parameters,
 )
-from llm_perf_opt.runners.child import run_child
 from llm_perf_opt.workload.dataset import PAGES, list_samples, plan_samples, vocabulary_of
 from llm_perf_opt.workload.models.base import ModelAdapter, Sample
 from llm_perf_opt.workload.models.registry import load_adapter
