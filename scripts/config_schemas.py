@@ -32,7 +32,7 @@ from llm_perf_opt.workload.models.registry import load_adapter
 REPO = Path(__file__).parents[1]
 FOLDER = REPO / "conf"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
-ADAPTERS = ("llm_perf_opt.workload.models.causal_lm:ADAPTER", "llm_perf_opt.workload.models.deepseek_ocr:ADAPTER")
+ADAPTERS = ("llm_perf_opt.workload.models.causal_lm:ADAPTER", "llm_perf_opt.plugins.deepseek_ocr:ADAPTER")
 MEANINGS = {"config": ("configuration.md",), "bench": ("serving.md", "configuration.md")}
 _ROW = re.compile(r"^\| `([\w.]+)` \| (.*?) \| (.*?) \|$", re.M)
 # A value may be taken from another key or from the environment, whatever its type.

@@ -40,11 +40,11 @@ from llm_perf_opt.pipeline.share import SharedDocument
 from llm_perf_opt.pipeline.stores import SyncDocument
 from llm_perf_opt.pipeline.sweep import SweepDocument
 from llm_perf_opt.planning.calibration import CalibratedDocument
+from llm_perf_opt.plugins.deepseek_ocr.gallery import GalleryInfo
 from llm_perf_opt.serving.requests.records import SlowDocument
 from llm_perf_opt.serving.results import BenchDocument
 from llm_perf_opt.serving.startup.records import StartupDocument
 from llm_perf_opt.system.json_output import ErrorDocument
-from llm_perf_opt.workload.gallery import GalleryInfo
 from llm_perf_opt.workload.outputs import PredictionLine
 
 FOLDER = Path(__file__).parents[1] / "docs" / "schemas"

@@ -18,7 +18,8 @@ from llm_perf_opt.config.schema import (
     StageConfig,
     WorkloadSection,
 )
-from llm_perf_opt.workload.models.base import RangeFactory, Sample, StepOutput
+from llm_perf_opt.plugins.deepseek_ocr.gallery import OcrPageFiles
+from llm_perf_opt.workload.models.base import PageFiles, RangeFactory, Sample, StepOutput
 
 VOCABULARY = 32
 GROUNDED = "<|ref|>title<|/ref|><|det|>[[0, 0, 999, 499]]<|/det|>\nHello"
@@ -96,6 +97,7 @@ class FakeAdapter:
     data_kind: str
     config_cls: type[ModelSection] = ModelSection
     infer_cls: type[InferSection] = InferSection
+    page_files: PageFiles = field(default_factory=OcrPageFiles)
 
     def check(self, model: Any) -> tuple[str, ...]:
         return ()

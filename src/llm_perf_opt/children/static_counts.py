@@ -30,7 +30,7 @@ from llm_perf_opt.profiling.static_child import (
 )
 from llm_perf_opt.workload.dataset import PAGES, list_samples, plan_samples, vocabulary_of
 from llm_perf_opt.workload.models.base import ModelAdapter, Sample
-from llm_perf_opt.workload.models.registry import load_adapter
+from llm_perf_opt.workload.models.registry import load_adapter, page_files_of
 
 
 def main(argv: Sequence[str]) -> int:
@@ -119,7 +119,13 @@ def _sample_shape(config: AppConfig, adapter: ModelAdapter, out_dir: Path) -> Sh
     reads_pages = adapter.data_kind == PAGES
     geometry = adapter.geometry(config.model)
     vocabulary = None if reads_pages else vocabulary_of(geometry)
-    samples = list_samples(config.dataset, data_kind=adapter.data_kind, vocabulary=vocabulary, scratch_dir=out_dir)
+    samples = list_samples(
+        config.dataset,
+        data_kind=adapter.data_kind,
+        vocabulary=vocabulary,
+        scratch_dir=out_dir,
+        page_files=page_files_of(adapter),
+    )
     sample = plan_samples(samples, config.dataset.sampling)[0].sample
     how = f"sample {sample.sample_id} of the data set"
     if reads_pages:

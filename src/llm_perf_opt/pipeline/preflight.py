@@ -22,7 +22,7 @@ from llm_perf_opt.model.static.quantised import Quantised, read_quantised, run_d
 from llm_perf_opt.profiling.static_child import shape_from_config
 from llm_perf_opt.workload.dataset import PAGES, TOKENS, list_samples, vocabulary_of
 from llm_perf_opt.workload.models.base import ModelAdapter
-from llm_perf_opt.workload.models.registry import choose_dtype, load_adapter
+from llm_perf_opt.workload.models.registry import choose_dtype, load_adapter, page_files_of
 
 # The oldest our own loop measures rightly with: docs/getting-started.md#install has the reasons.
 RUN_PACKAGES = {"torch": (2, 11), "transformers": (5, 0)}
@@ -244,7 +244,13 @@ def _dataset_problems(config: AppConfig) -> tuple[str, ...]:
     vocabulary = vocabulary_of(adapter.geometry(config.model)) if adapter.data_kind == TOKENS else None
     with TemporaryDirectory(prefix="llm-perf-") as scratch:
         try:
-            list_samples(config.dataset, data_kind=adapter.data_kind, vocabulary=vocabulary, scratch_dir=Path(scratch))
+            list_samples(
+                config.dataset,
+                data_kind=adapter.data_kind,
+                vocabulary=vocabulary,
+                scratch_dir=Path(scratch),
+                page_files=page_files_of(adapter),
+            )
         except ConfigError as error:
             return error.problems
     return ()

@@ -59,8 +59,7 @@ from llm_perf_opt.profiling.vendor.launch import (
 from llm_perf_opt.system.files import write_whole
 from llm_perf_opt.system.nvml import gpu_index, sample_gpu
 from llm_perf_opt.system.process import CommandResult, program_title
-from llm_perf_opt.workload.gallery import GALLERY_FILE
-from llm_perf_opt.workload.outputs import PREDICTIONS_FILE, resolve_dirs
+from llm_perf_opt.workload.outputs import GALLERY_FILE, PREDICTIONS_FILE, resolve_dirs
 
 LINES_QUOTED = 6
 # A line that names an error, and those that follow one without saying more: advice, and launchers' own errors.

@@ -2,7 +2,7 @@
 
 session     load, warm up, time the clean pass          generation  one sample: prefill, then token by token
 profiled    the pass under torch.profiler               results, journal  what was measured, kept while it runs
-dataset, pages    the samples                           outputs, gallery  predictions for people
+dataset     the samples                                 outputs     predictions and a gallery of them
 device, nvtx      where it runs, and its ranges         models  one adapter per kind of model
 ranks       several processes of one model              host_state  clocks, governors, other load before a pass
 watcher     counters of plug-ins during a pass          agreement   are the outputs of two configurations the same?

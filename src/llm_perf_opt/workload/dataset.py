@@ -14,8 +14,7 @@ from llm_perf_opt.config.schema import DatasetSection, SamplingSection
 from llm_perf_opt.core.documents import InputSample
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.system.files import read_limited
-from llm_perf_opt.workload.models.base import Sample
-from llm_perf_opt.workload.pages import PageStyle, write_page
+from llm_perf_opt.workload.models.base import PageFiles, Sample
 
 PAGES = "pages"
 TOKENS = "tokens"
@@ -41,11 +40,18 @@ class Vocabulary:
 
 
 def list_samples(
-    dataset: DatasetSection, *, data_kind: str, vocabulary: Vocabulary | None, scratch_dir: Path
+    dataset: DatasetSection,
+    *,
+    data_kind: str,
+    vocabulary: Vocabulary | None,
+    scratch_dir: Path,
+    page_files: PageFiles | None = None,
 ) -> tuple[Sample, ...]:
     """All samples of the data set, at least one, or a ConfigError; synthetic pages are drawn into `scratch_dir`."""
     if dataset.kind == "synthetic":
-        return synthetic_samples(dataset, data_kind=data_kind, vocabulary=vocabulary, scratch_dir=scratch_dir)
+        return synthetic_samples(
+            dataset, data_kind=data_kind, vocabulary=vocabulary, scratch_dir=scratch_dir, page_files=page_files
+        )
     if dataset.kind == "prompts":
         _require_kind(TOKENS, data_kind, dataset.kind)
         return _read_prompts(dataset.file)
@@ -104,15 +110,23 @@ def vocabulary_of(geometry: Mapping[str, Any]) -> Vocabulary:
 
 
 def synthetic_samples(
-    dataset: DatasetSection, *, data_kind: str, vocabulary: Vocabulary | None, scratch_dir: Path
+    dataset: DatasetSection,
+    *,
+    data_kind: str,
+    vocabulary: Vocabulary | None,
+    scratch_dir: Path,
+    page_files: PageFiles | None = None,
 ) -> tuple[Sample, ...]:
     """Pages or prompts made from `dataset.seed`."""
     ids = [f"synthetic-{i:04d}" for i in range(dataset.num_samples)]
     if data_kind == PAGES:
-        style = PageStyle(width=dataset.page_width, height=dataset.page_height)
-        folder = scratch_dir / "pages"
+        if page_files is None:
+            raise ConfigError(
+                "dataset.kind: the model's adapter draws no synthetic pages (got 'synthetic'), allowed: omnidocbench"
+            )
+        folder, size = scratch_dir / "pages", {"width": dataset.page_width, "height": dataset.page_height}
         return tuple(
-            Sample(sample_id=name, image=write_page(folder / f"{name}.png", style, seed=f"{dataset.seed}/{name}"))
+            Sample(sample_id=name, image=page_files.draw(folder / f"{name}.png", seed=f"{dataset.seed}/{name}", **size))
             for name in ids
         )
     if vocabulary is None:

@@ -60,10 +60,9 @@ from llm_perf_opt.workload.generation import (
 from llm_perf_opt.workload.host_state import OtherLoad, host_probe_ms
 from llm_perf_opt.workload.journal import Journal, JournalHeader, write_inputs_file
 from llm_perf_opt.workload.models.base import LoadedModel, ModelAdapter, Sample
-from llm_perf_opt.workload.models.registry import load_adapter
+from llm_perf_opt.workload.models.registry import load_adapter, page_files_of
 from llm_perf_opt.workload.nvtx import RangeEmitter, around, choose_emitter, silent
 from llm_perf_opt.workload.outputs import OutputWriter, open_outputs
-from llm_perf_opt.workload.pages import PageStyle, write_page
 from llm_perf_opt.workload.ranks import Rank, communication_ranges, line_up, meet, part_ways, this_rank
 from llm_perf_opt.workload.results import SampleResult
 from llm_perf_opt.workload.watcher import WorkloadWatcher, open_watcher, watched
@@ -134,7 +133,13 @@ def check_workload(config: AppConfig, out_dir: Path) -> Workload:
     # Scratch lies alongside the stage's directory, because that one is for people to look at.
     scratch_dir = out_dir.parent / "tmp" / out_dir.name
     vocabulary = vocabulary_of(adapter.geometry(config.model)) if adapter.data_kind == TOKENS else None
-    samples = list_samples(config.dataset, data_kind=adapter.data_kind, vocabulary=vocabulary, scratch_dir=scratch_dir)
+    samples = list_samples(
+        config.dataset,
+        data_kind=adapter.data_kind,
+        vocabulary=vocabulary,
+        scratch_dir=scratch_dir,
+        page_files=page_files_of(adapter),
+    )
     planned = plan_samples(samples, config.dataset.sampling)
     write_inputs_file(out_dir, describe_inputs(planned, run_dir=out_dir.parent))
     say(f"{len(samples)} sample(s) found, {len(planned)} planned per repeat")
@@ -389,13 +394,15 @@ def synthetic_like(sample: Sample, session: Session) -> Sample:
     if workload.vocabulary is not None:
         length = session.model.prompt_tokens(session.model.prepare(sample))
         return Sample(sample_id=WARMUP_ID, token_ids=random_tokens(workload.vocabulary, length, seed))
-    if sample.image is None:
+    page_files = page_files_of(workload.adapter)
+    if sample.image is None or page_files is None:
         return sample
     from PIL import Image
 
     with Image.open(sample.image) as page:
-        style = PageStyle(width=page.width, height=page.height)
-    return Sample(sample_id=WARMUP_ID, image=write_page(workload.scratch_dir / f"{WARMUP_ID}.png", style, seed=seed))
+        width, height = page.size
+    path = workload.scratch_dir / f"{WARMUP_ID}.png"
+    return Sample(sample_id=WARMUP_ID, image=page_files.draw(path, width=width, height=height, seed=seed))
 
 
 CLEAN = "clean"

@@ -24,9 +24,9 @@ from llm_perf_opt.model.static.closed_form import count_parameters, decode_phase
 from llm_perf_opt.model.static.double_entry import UNEXPLAINED, disagreements, double_entry  # noqa: E402
 from llm_perf_opt.model.static.operator_count import count_operators, operator_cost  # noqa: E402
 from llm_perf_opt.model.static.prediction import estimate_operators  # noqa: E402
+from llm_perf_opt.plugins.deepseek_ocr.adapter import SamGeometry  # noqa: E402
+from llm_perf_opt.plugins.deepseek_ocr.vision import SamEncoder  # noqa: E402
 from llm_perf_opt.workload.models.causal_lm_torch import build_on_meta  # noqa: E402
-from llm_perf_opt.workload.models.deepseek_ocr.adapter import SamGeometry  # noqa: E402
-from llm_perf_opt.workload.models.deepseek_ocr.vision import SamEncoder  # noqa: E402
 from llm_perf_opt.workload.models.module_groups import group_modules  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -208,8 +208,8 @@ def activated_by_transformers(module: Any) -> int:
 
 
 def ocr_meta(preset: str, dtype: Any) -> tuple[Model, Any]:
-    from llm_perf_opt.workload.models.deepseek_ocr.adapter import parse_geometry
-    from llm_perf_opt.workload.models.deepseek_ocr.load import build_on_meta as build_ocr
+    from llm_perf_opt.plugins.deepseek_ocr.adapter import parse_geometry
+    from llm_perf_opt.plugins.deepseek_ocr.load import build_on_meta as build_ocr
 
     geometry = preset_geometry(f"deepseek_ocr/arch/{preset}")
     module = build_ocr(parse_geometry(geometry), dtype="bfloat16").to(dtype)
@@ -226,8 +226,8 @@ def ocr_meta(preset: str, dtype: Any) -> tuple[Model, Any]:
     ],
 )
 def test_pages_agree_with_and_without_tiles(preset: str, base: int, tile: int, tiles: int, prompt: int) -> None:
-    from llm_perf_opt.workload.models.deepseek_ocr.network import Views
-    from llm_perf_opt.workload.models.deepseek_ocr.preprocess import PARTS
+    from llm_perf_opt.plugins.deepseek_ocr.network import Views
+    from llm_perf_opt.plugins.deepseek_ocr.preprocess import PARTS
 
     dtype = torch.bfloat16 if preset.endswith("default") else torch.float32
     dtypes = Dtypes.uniform("bf16" if preset.endswith("default") else "fp32")

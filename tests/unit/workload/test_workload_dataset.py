@@ -11,6 +11,7 @@ from PIL import Image
 from llm_perf_opt.config.schema import DatasetSection, SamplingSection
 from llm_perf_opt.core.documents import InputSample
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.plugins.deepseek_ocr import ADAPTER as OCR
 from llm_perf_opt.workload.dataset import (
     Vocabulary,
     describe_inputs,
@@ -20,6 +21,7 @@ from llm_perf_opt.workload.dataset import (
     vocabulary_of,
 )
 from llm_perf_opt.workload.models.base import Sample
+from llm_perf_opt.workload.models.registry import page_files_of
 
 WORDS = Vocabulary(size=100, special_ids=frozenset([1, 2]))
 
@@ -115,8 +117,16 @@ def test_made_up_prompts_depend_on_the_seed_and_leave_special_tokens_out(tmp_pat
 
 def test_made_up_pages_are_real_pictures_and_the_same_for_the_same_seed(tmp_path: Path) -> None:
     dataset = DatasetSection(kind="synthetic", num_samples=2, page_width=300, page_height=400)
-    first = list_samples(dataset, data_kind="pages", vocabulary=None, scratch_dir=tmp_path / "1")
-    second = list_samples(dataset, data_kind="pages", vocabulary=None, scratch_dir=tmp_path / "2")
+    first, second = (
+        list_samples(
+            dataset,
+            data_kind="pages",
+            vocabulary=None,
+            scratch_dir=tmp_path / folder,
+            page_files=page_files_of(OCR),
+        )
+        for folder in "12"
+    )
     assert first[0].image is not None
     assert second[0].image is not None
     assert first[0].image.read_bytes() == second[0].image.read_bytes()
@@ -124,6 +134,11 @@ def test_made_up_pages_are_real_pictures_and_the_same_for_the_same_seed(tmp_path
         assert page.size == (300, 400)
         ink = sum(page.convert("L").histogram()[:128])
     assert 0.005 < ink / (300 * 400) < 0.5
+
+
+def test_an_adapter_that_draws_no_pages_needs_real_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"dataset.kind: the model's adapter draws no synthetic pages"):
+        list_samples(DatasetSection(kind="synthetic"), data_kind="pages", vocabulary=None, scratch_dir=tmp_path)
 
 
 def plan(count: int, **sampling: int | bool | None) -> list[tuple[int, str]]:

@@ -9,12 +9,13 @@ from PIL import Image
 from llm_perf_opt.config.output import OutputConfig, PredictionOutput, VisualizationOutput
 from llm_perf_opt.config.schema import Problem
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.workload.gallery import Box, Grounding, clean_text, draw_boxes, folder_name, parse_grounding
+from llm_perf_opt.plugins.deepseek_ocr.gallery import Box, Grounding, draw_boxes, parse_grounding, strip_markup
 from llm_perf_opt.workload.generation import Generation
 from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.outputs import (
     OutputDirs,
     OutputOptions,
+    folder_name,
     open_outputs,
     options_for,
     output_problems,
@@ -24,7 +25,7 @@ from llm_perf_opt.workload.results import SampleResult
 from tests.support.schemas import valid_file
 from tests.support.workload_fakes import PAGES
 
-OCR = "llm_perf_opt.workload.models.deepseek_ocr:ADAPTER"
+OCR = "llm_perf_opt.plugins.deepseek_ocr:ADAPTER"
 
 
 def result(name: str, epoch: int = 0) -> SampleResult:
@@ -63,7 +64,7 @@ def test_boxes_are_read_from_the_markup_and_bad_ones_counted() -> None:
         ),
         malformed=2,
     )
-    assert clean_text(text + "<|grounding|>\n\n\n\nend") == "# Hi\n\nend"
+    assert strip_markup(text + "<|grounding|>\nend") == "\n# Hi\n\nend"
 
 
 def test_coordinates_scale_from_999_and_stay_on_the_page() -> None:

@@ -1,6 +1,6 @@
 """What a model must offer to be profiled. Adapters import torch only inside their methods."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +10,11 @@ from llm_perf_opt.config.schema import InferSection, ModelSection
 from llm_perf_opt.model.hardware.work import PagePrompt, Shape
 from llm_perf_opt.model.static.parts import Model
 
-# Opens a named range (NVTX and clock) around a part of prefill; the session provides it.
-RangeFactory = Callable[[str], AbstractContextManager[None]]
+
+class RangeFactory(Protocol):
+    """Opens a named range (NVTX and clock) around a part of prefill; the session provides it."""
+
+    def __call__(self, name: str, /) -> AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +96,26 @@ class LoadedModel(Protocol):
 
     def module_groups(self) -> Mapping[str, str]:
         """Qualified module name to module group (attention, mlp, experts, router, norm, embedding, lm_head, …)."""
+        ...
+
+
+class PageFiles(Protocol):
+    """What the adapter of a model that reads pages may offer as `page_files`.
+
+    Without it a data set of real pages is needed, warm-up runs show the model pages of that data set, and the gallery
+    holds texts alone.
+    """
+
+    def draw(self, path: Path, *, width: int, height: int, seed: str) -> Path:
+        """Write a synthetic page as a picture to `path`; the same seed gives the same page."""
+        ...
+
+    def strip_markup(self, text: str) -> str:
+        """The text as people read it, without what the model writes for programs."""
+        ...
+
+    def describe(self, sample: Sample, text: str, folder: Path, *, thumbnail_width: int) -> str | None:
+        """Write what the gallery shows of a sample into its folder; the name of its thumbnail, or None."""
         ...
 
 

@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.workload.models.base import ModelAdapter
+from llm_perf_opt.workload.models.base import ModelAdapter, PageFiles
 
 _NEEDED = ("config_cls", "infer_cls", "data_kind", "check", "geometry", "load")
+# Adapters by the name they had up to version 0.2, for presets of users.
+_MOVED = {"llm_perf_opt.workload.models.deepseek_ocr": "llm_perf_opt.plugins.deepseek_ocr"}
 
 
 def load_adapter(path: str) -> ModelAdapter:
     """Import `package.module:ATTRIBUTE`. Importing an adapter must not import torch."""
     module_name, _, attribute = path.partition(":")
+    module_name = _MOVED.get(module_name, module_name)
     try:
         module = importlib.import_module(module_name)
     except (ImportError, SyntaxError, ValueError, NameError, AttributeError, TypeError) as error:
@@ -37,6 +40,11 @@ def load_adapter(path: str) -> ModelAdapter:
             "allowed: an import path package.module:ADAPTER"
         )
     return cast(ModelAdapter, adapter)
+
+
+def page_files_of(adapter: ModelAdapter) -> PageFiles | None:
+    """What the adapter does with pages besides reading them; None where it offers nothing."""
+    return cast("PageFiles | None", getattr(adapter, "page_files", None))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from llm_perf_opt.config.schema import InferSection
 from llm_perf_opt.workload.models.snapshot import first_line
 
@@ -26,6 +24,9 @@ class RepeatedStep:
     """
 
     def __init__(self, forward: Callable[..., Any], infer: InferSection, *, device: str) -> None:
+        import torch
+
+        self._torch = torch
         self._mode = infer.compile
         self._step = forward if infer.compile == "none" else _compiled(forward, infer.compile)
         self._wants_graph = infer.cuda_graph
@@ -59,8 +60,8 @@ class RepeatedStep:
             return self._graph_logits
         if self._mode != "none":
             # What the step before returned may be overwritten from here on.
-            torch.compiler.cudagraph_mark_step_begin()
-        with torch.no_grad():
+            self._torch.compiler.cudagraph_mark_step_begin()
+        with self._torch.no_grad():
             logits = self._step(token, *buffers)
             self._counter.add_(1)
         return logits
@@ -71,6 +72,7 @@ class RepeatedStep:
         if (why := self._why_no_graph()) is not None:
             self._refuse_graph(why)
             return
+        torch = self._torch
         moved = [*self._also_moved(), self._counter]
         before = [tensor.clone() for tensor in moved]
         self._token = token.clone()
@@ -108,6 +110,8 @@ class RepeatedStep:
 
 def _compiled(forward: Callable[..., Any], mode: str) -> Any:
     # Inductor is imported only when something is compiled.
+    import torch
+
     from llm_perf_opt.workload.models.compiled_nodes import note_modules_of_graphs
 
     note_modules_of_graphs()

@@ -1,18 +1,29 @@
 """A family added from outside: one convolution cuts a page into patches, a Llama reads them. No torch here."""
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analysis.families.known import read_decoder
-from llm_perf_opt.analysis.hardware.work import Dtypes, PagePrompt, Shape, View, Work
-from llm_perf_opt.analysis.static.config_json import Fields
-from llm_perf_opt.analysis.static.parts import Model
-from llm_perf_opt.config.schema import InferSection, ModelSection
-from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.workload.models.base import LoadedModel
-from llm_perf_opt.workload.models.meta_run import text_decode, text_prefill
-from llm_perf_opt.workload.models.module_groups import group_modules
+from llm_perf_opt.plugin import (
+    ConfigError,
+    Dtypes,
+    Fields,
+    InferSection,
+    LoadedModel,
+    Model,
+    ModelSection,
+    PagePrompt,
+    Sample,
+    Shape,
+    View,
+    Work,
+    group_modules,
+    read_decoder,
+    text_decode,
+    text_prefill,
+)
 
 PARTS = {"look": "look"}
 
@@ -45,12 +56,30 @@ class Patches:
         return view_batches
 
 
+class NoisePages:
+    """Synthetic pages of noise; nothing but its text is shown of a page."""
+
+    def draw(self, path: Path, *, width: int, height: int, seed: str) -> Path:
+        from PIL import Image
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.frombytes("L", (width, height), random.Random(seed).randbytes(width * height)).save(path)
+        return path
+
+    def strip_markup(self, text: str) -> str:
+        return text
+
+    def describe(self, sample: Sample, text: str, folder: Path, *, thumbnail_width: int) -> str | None:
+        return None
+
+
 class PageReaderAdapter:
     """Offers what `ModelAdapter` lists."""
 
     config_cls = ModelSection
     infer_cls = InferSection
     data_kind = "pages"
+    page_files = NoisePages()
 
     def check(self, model: ModelSection) -> tuple[str, ...]:
         return () if model.geometry else ("model.geometry: missing, see conf/model/page_reader/arch/page_reader.yaml",)

@@ -10,15 +10,19 @@ from page_reader import PARTS
 from PIL import Image
 from torch import Tensor, nn
 
-from llm_perf_opt.analysis.hardware.work import Shape
-from llm_perf_opt.config.schema import ModelSection
-from llm_perf_opt.errors import ProfilingError
-from llm_perf_opt.workload.models.base import RangeFactory, Sample, StepOutput
+from llm_perf_opt.plugin import (
+    ModelSection,
+    ProfilingError,
+    RangeFactory,
+    Sample,
+    Shape,
+    StepOutput,
+    choose_dtype,
+    group_modules,
+)
 from llm_perf_opt.workload.models.causal_lm_torch import LoadedCausalLM, materialise
 from llm_perf_opt.workload.models.causal_lm_torch import build_on_meta as build_text
 from llm_perf_opt.workload.models.decode_steps import GrowingSteps
-from llm_perf_opt.workload.models.module_groups import group_modules
-from llm_perf_opt.workload.models.registry import choose_dtype, torch_dtype
 
 
 class PageReader(nn.Module):
@@ -28,7 +32,9 @@ class PageReader(nn.Module):
         super().__init__()
         patch = geometry["patch"]
         with torch.device("meta"):
-            self.look = nn.Conv2d(3, geometry["decoder"]["hidden_size"], patch, stride=patch, dtype=torch_dtype(dtype))
+            self.look = nn.Conv2d(
+                3, geometry["decoder"]["hidden_size"], patch, stride=patch, dtype=getattr(torch, dtype)
+            )
         self.text = build_text(geometry["decoder"], dtype=dtype, attention=None, experts=None)
 
     def forward(
@@ -65,7 +71,7 @@ class LoadedPageReader(LoadedCausalLM):
             pixels = np.asarray(opened.convert("RGB").resize((self.side, self.side)), dtype=np.float32) / 255
         picture = torch.from_numpy(pixels.transpose(2, 0, 1).copy())[None]
         ids = torch.zeros(1, (self.side // self.patch) ** 2 + 2, dtype=torch.long, device=self.device)
-        return ids, picture.to(device=self.device, dtype=torch_dtype(self.dtype))
+        return ids, picture.to(device=self.device, dtype=getattr(torch, self.dtype))
 
     def prompt_tokens(self, inputs: Any) -> int:
         return int(inputs[0].shape[1])

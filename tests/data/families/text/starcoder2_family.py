@@ -3,9 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-from llm_perf_opt.analysis.static.config_json import Fields, build_decoder, read_heads
-from llm_perf_opt.analysis.static.parts import DenseMlp, GroupedAttention, Layer, Model
-from llm_perf_opt.workload.models.causal_lm import CausalLMAdapter
+from llm_perf_opt.plugin import (
+    CausalLMAdapter,
+    DenseMlp,
+    Fields,
+    GroupedAttention,
+    Layer,
+    Model,
+    build_decoder,
+    read_heads,
+)
 
 
 class Starcoder2Adapter(CausalLMAdapter):

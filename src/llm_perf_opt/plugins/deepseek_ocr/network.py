@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llm_perf_opt.workload.models.base import RangeFactory
-from llm_perf_opt.workload.models.deepseek_ocr.adapter import DecoderGeometry, OcrGeometry, ProjectorGeometry
-from llm_perf_opt.workload.models.deepseek_ocr.vision import ClipEncoder, SamEncoder
+from llm_perf_opt.plugin import RangeFactory
+from llm_perf_opt.plugins.deepseek_ocr.adapter import DecoderGeometry, OcrGeometry, ProjectorGeometry
+from llm_perf_opt.plugins.deepseek_ocr.vision import ClipEncoder, SamEncoder
 
 ExpertsMode = Literal["grouped", "loop", "batched"]
 

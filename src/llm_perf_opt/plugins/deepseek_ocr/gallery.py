@@ -1,9 +1,8 @@
-"""The gallery: predictions.md with thumbnails, and per page its boxes drawn, cut out, and described.
+"""A page in the gallery: its boxes drawn, cut out and described, and synthetic pages.
 
 Reads the grounding markup of OCR text: `<|ref|>label<|/ref|><|det|>[[x1, y1, x2, y2], …]<|/det|>`.
 """
 
-import hashlib
 import json
 import re
 from collections import Counter
@@ -14,10 +13,8 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from llm_perf_opt.core.manifest import write_json
-from llm_perf_opt.system.files import write_page
-from llm_perf_opt.workload.models.base import Sample
-from llm_perf_opt.workload.results import SampleResult
+from llm_perf_opt.plugin import Sample, write_json
+from llm_perf_opt.plugins.deepseek_ocr.pages import PageStyle, write_page
 
 # Coordinates run from 0 to this number, whatever the page's size.
 SCALE = 999
@@ -61,10 +58,9 @@ def parse_grounding(text: str) -> Grounding:
     return Grounding(boxes=tuple(boxes), malformed=malformed)
 
 
-def clean_text(text: str) -> str:
+def strip_markup(text: str) -> str:
     """The text without grounding markup: labels and coordinates gone, what the page says kept."""
-    without = _LOOSE.sub("", _TAG.sub("", text))
-    return re.sub(r"\n{3,}", "\n\n", without).strip()
+    return _LOOSE.sub("", _TAG.sub("", text))
 
 
 def _boxes(label: str, text: str) -> list[Box] | None:
@@ -86,10 +82,9 @@ def _clip(value: int, most: int) -> int:
     return max(0, min(value, most))
 
 
-GALLERY_FILE = "predictions.md"
-TEXT_SHOWN = 2000
 # How many times as tall as wide a thumbnail may be, and what the format takes.
 TALLEST = 4
+THUMBNAIL = "thumbnail.jpg"
 LARGEST_JPEG_SIDE = 65_500
 COLOURS = ("#d62728", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2")
 
@@ -125,53 +120,29 @@ class GalleryInfo:
     boxes: tuple[DrawnBox, ...] = ()
 
 
-class Gallery:
-    """Grows by one entry per finished sample. Pages beyond `max_images` are counted, not drawn."""
+class OcrPageFiles:
+    """What `PageFiles` asks of an adapter of a model that reads pages."""
 
-    def __init__(self, folder: Path, *, max_images: int, thumbnail_width: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        self._file = folder / GALLERY_FILE
-        self._max_images = max_images
-        self._thumbnail_width = thumbnail_width
-        self._shown = 0
-        self._seen = 0
-        self._head = "# Predictions\n"
-        self._entries: list[str] = []
-        self._write()
+    def draw(self, path: Path, *, width: int, height: int, seed: str) -> Path:
+        return write_page(path, PageStyle(width=width, height=height), seed=seed)
 
-    def add(self, sample: Sample, result: SampleResult, *, text_raw: str, text_clean: str) -> None:
-        """One more sample, drawn as long as there is room."""
-        self._seen += 1
-        if self._shown < self._max_images:
-            self._shown += 1
-            name = folder_name(f"{sample.sample_id}@{result.epoch}" if result.epoch else sample.sample_id)
-            picture = self._draw_page(sample, name, text_raw, text_clean)
-            self._entries.append(_entry(sample, result, text_clean, picture))
-        self._write()
+    def strip_markup(self, text: str) -> str:
+        return strip_markup(text)
 
-    def _write(self) -> None:
-        left_out = self._seen - self._shown
-        note = f"\n{left_out} more sample(s) are not shown (max_images is {self._max_images}).\n" if left_out else ""
-        write_page(self._file, "\n".join([self._head, *self._entries]) + note)
-
-    def _draw_page(self, sample: Sample, name: str, text_raw: str, text_clean: str) -> str | None:
-        """The page's folder; returns the thumbnail's path inside the gallery, or None for a sample without a page."""
-        folder = self._folder / name
-        folder.mkdir(parents=True, exist_ok=True)
-        write_page(folder / "page.md", text_clean + "\n")
-        grounding = parse_grounding(text_raw)
+    def describe(self, sample: Sample, text: str, folder: Path, *, thumbnail_width: int) -> str | None:
+        """`info.json`, boxes and cutouts; the name of the thumbnail, or None for a sample without a page."""
+        grounding = parse_grounding(text)
         info = GalleryInfo(
             sample_id=sample.sample_id,
             labels=dict(Counter(box.label for box in grounding.boxes)),
             malformed_tags=grounding.malformed,
         )
         if sample.image is not None:
-            page = draw_boxes(sample.image, grounding.boxes, folder, self._thumbnail_width)
+            page = draw_boxes(sample.image, grounding.boxes, folder, thumbnail_width)
             image, width, height = str(sample.image), page.width, page.height
             info = replace(info, image=image, width=width, height=height, boxes=page.boxes)
         write_json(folder / "info.json", info)
-        return f"{name}/thumbnail.jpg" if sample.image is not None else None
+        return THUMBNAIL if sample.image is not None else None
 
 
 def draw_boxes(page: Path, boxes: tuple[Box, ...], folder: Path, thumbnail_width: int) -> DrawnPage:
@@ -196,16 +167,8 @@ def draw_boxes(page: Path, boxes: tuple[Box, ...], folder: Path, thumbnail_width
     small = drawn.resize(size, Image.Resampling.LANCZOS)
     drawn.thumbnail((LARGEST_JPEG_SIDE, LARGEST_JPEG_SIDE))
     drawn.save(folder / "boxes.jpg", quality=90)
-    small.save(folder / "thumbnail.jpg", quality=85)
+    small.save(folder / THUMBNAIL, quality=85)
     return DrawnPage(width=image.width, height=image.height, boxes=tuple(described))
-
-
-def folder_name(sample_id: str) -> str:
-    """A folder name for any sample id; ids that had to be changed get a short hash, so that no two collide."""
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", sample_id).strip("._")[:80]
-    if safe == sample_id:
-        return safe
-    return f"{safe}-{hashlib.sha256(sample_id.encode()).hexdigest()[:8]}"
 
 
 def _cut_out(image: Any, box: Box, folder: Path, number: int) -> str | None:
@@ -213,26 +176,7 @@ def _cut_out(image: Any, box: Box, folder: Path, number: int) -> str | None:
     left, top, right, bottom = box.in_pixels(image.width, image.height)
     if right <= left or bottom <= top:
         return None
-    name = f"cutouts/{number:03d}_{folder_name(box.label) or 'box'}.png"
+    name = f"cutouts/{number:03d}_{re.sub(r'[^A-Za-z0-9._-]+', '_', box.label).strip('._')[:80] or 'box'}.png"
     (folder / "cutouts").mkdir(exist_ok=True)
     image.crop((left, top, right, bottom)).save(folder / name)
     return name
-
-
-def _entry(sample: Sample, result: SampleResult, text: str, picture: str | None) -> str:
-    shown = text if len(text) <= TEXT_SHOWN else f"{text[:TEXT_SHOWN]} … ({len(text) - TEXT_SHOWN} more characters)"
-    fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", shown)), default=0))
-    title = f"{sample.sample_id} (epoch {result.epoch})" if result.epoch else sample.sample_id
-    lines = [f"## {title}", ""]
-    if picture is not None:
-        folder = picture.rpartition("/")[0]
-        lines += [f"![page]({picture})", "", f"[boxes]({folder}/boxes.jpg) · [text]({folder}/page.md)", ""]
-    lines += [
-        f"{result.tokens} tokens, first after {result.generation.ttft_ms:.1f} ms, {result.e2e_ms:.1f} ms in all",
-        "",
-        f"{fence}text",
-        shown,
-        fence,
-        "",
-    ]
-    return "\n".join(lines)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llm_perf_opt.workload.models.deepseek_ocr.adapter import ClipGeometry, SamGeometry
+from llm_perf_opt.plugins.deepseek_ocr.adapter import ClipGeometry, SamGeometry
 
 _SAM_NORM_EPS = 1e-6
 

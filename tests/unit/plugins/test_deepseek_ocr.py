@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 from llm_perf_opt.errors import ConfigError, ProfilingError
+from llm_perf_opt.plugins.deepseek_ocr.adapter import OcrGeometry, parse_geometry
+from llm_perf_opt.plugins.deepseek_ocr.load import build_on_meta, fill_with_noise
+from llm_perf_opt.plugins.deepseek_ocr.network import DeepseekOcr, Experts, MoeBlock, Views
 from llm_perf_opt.plugins.memory.watcher import storages_of
 from llm_perf_opt.workload.models.base import Sample
-from llm_perf_opt.workload.models.deepseek_ocr.adapter import OcrGeometry, parse_geometry
-from llm_perf_opt.workload.models.deepseek_ocr.load import build_on_meta, fill_with_noise
-from llm_perf_opt.workload.models.deepseek_ocr.network import DeepseekOcr, Experts, MoeBlock, Views
 from tests.support.model_presets import adapter_of, compose_preset, load_preset
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def make(geometry: OcrGeometry) -> DeepseekOcr:
 def test_decoding_with_the_cache_equals_one_forward_over_the_whole_sequence(
     loaded: Any, page: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llm_perf_opt.workload.models.deepseek_ocr.network._GROW_BY", 16)
+    monkeypatch.setattr("llm_perf_opt.plugins.deepseek_ocr.network._GROW_BY", 16)
     inputs = loaded.prepare(Sample(sample_id="a", image=page))
     step = loaded.prefill(inputs, silent)
     ids = []

@@ -10,27 +10,34 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from llm_perf_opt.core.records import begin_step
-from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.workload.models.deepseek_ocr.adapter import OcrGeometry, OcrInfer, OcrSection, view_sizes
-from llm_perf_opt.workload.models.deepseek_ocr.network import DeepseekOcr, choose_experts_mode
-from llm_perf_opt.workload.models.deepseek_ocr.run import (
+from llm_perf_opt.plugin import (
+    Choice,
+    ConfigError,
+    NoiseSource,
+    begin_step,
+    choose_dtype,
+    fill_matrices,
+    load_tokenizer,
+    read_config,
+    require_room,
+    stored_dtype,
+)
+from llm_perf_opt.plugins.deepseek_ocr.adapter import OcrGeometry, OcrInfer, OcrSection, view_sizes
+from llm_perf_opt.plugins.deepseek_ocr.network import DeepseekOcr, choose_experts_mode
+from llm_perf_opt.plugins.deepseek_ocr.run import (
     GrowingOcrSteps,
     LoadedOcr,
     OcrSteps,
     RemoteOcrSteps,
     StaticOcrSteps,
 )
-from llm_perf_opt.workload.models.random_weights import NoiseSource, fill_matrices, require_room
-from llm_perf_opt.workload.models.registry import Choice, choose_dtype, torch_dtype
-from llm_perf_opt.workload.models.snapshot import first_line, load_tokenizer, read_config, stored_dtype
 
 
 def build_on_meta(geometry: OcrGeometry, *, dtype: str) -> DeepseekOcr:
     """The module without memory; `auto` is the published bfloat16."""
     with torch.device("meta"):
         module = DeepseekOcr(geometry)
-    module.to(torch_dtype("bfloat16" if dtype == "auto" else dtype))
+    module.to(getattr(torch, "bfloat16" if dtype == "auto" else dtype))
     module.model.rotary.refill()
     module.eval()
     return module
@@ -88,13 +95,14 @@ def _load_remote(model: OcrSection, infer: OcrInfer, geometry: OcrGeometry, *, d
             trust_remote_code=True,
             local_files_only=True,
             use_safetensors=True,
-            dtype=torch_dtype(dtype.value),
+            dtype=getattr(torch, dtype.value),
             attn_implementation=attention.value,
         )
     except (ImportError, AttributeError, ValueError, KeyError, OSError) as error:
+        said = str(error).strip().partition("\n")[0]
         raise ConfigError(
             f"model.implementation: the snapshot's own code could not be loaded "
-            f"({type(error).__name__}: {first_line(error)}), use model.implementation=builtin or install what it needs"
+            f"({type(error).__name__}: {said}), use model.implementation=builtin or install what it needs"
         ) from error
     tokenizer = _required_tokenizer(model.path, trust=True)
     notes = (f"the snapshot's own code runs, from {model.path}", *dtype.notes, *attention.notes)
@@ -169,7 +177,7 @@ def _shared_fields(
         "crop_mode": infer.crop_mode,
         "vocabulary": geometry.decoder.vocab_size,
         "bos_token_id": geometry.decoder.bos_token_id,
-        "torch_dtype": torch_dtype(dtype),
+        "torch_dtype": getattr(torch, dtype),
     }
 
 

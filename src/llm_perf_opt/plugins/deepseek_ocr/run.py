@@ -7,12 +7,20 @@ from typing import Any, Protocol
 
 import torch
 
-from llm_perf_opt.config.schema import InferSection
-from llm_perf_opt.errors import ProfilingError
-from llm_perf_opt.model.hardware.work import Shape
-from llm_perf_opt.workload.models.base import RangeFactory, Sample, StepOutput
-from llm_perf_opt.workload.models.deepseek_ocr.network import Views
-from llm_perf_opt.workload.models.deepseek_ocr.preprocess import (
+from llm_perf_opt.plugin import (
+    InferSection,
+    ProfilingError,
+    RangeFactory,
+    RepeatedStep,
+    Sample,
+    Shape,
+    StepOutput,
+    cache_length,
+    group_modules,
+    show_text,
+)
+from llm_perf_opt.plugins.deepseek_ocr.network import Views
+from llm_perf_opt.plugins.deepseek_ocr.preprocess import (
     IMAGE_MARK,
     PARTS,
     PageViews,
@@ -24,9 +32,6 @@ from llm_perf_opt.workload.models.deepseek_ocr.preprocess import (
     join_prompt,
     read_views,
 )
-from llm_perf_opt.workload.models.module_groups import group_modules
-from llm_perf_opt.workload.models.repeated_step import RepeatedStep, cache_length
-from llm_perf_opt.workload.models.snapshot import show_text
 
 
 def page_prefill(module: Any, shape: Shape) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from llm_perf_opt.model.hardware.work import Dtypes, View, Work, linear, linear_params
+from llm_perf_opt.plugin import Dtypes, View, Work, linear, linear_params
 
 COLOURS = 3
 # Operators of one layer as plain torch modules start them.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.errors import ProfilingError
+from llm_perf_opt.plugin import ProfilingError
 
 IMAGE_MARK = "<image>"
 # The id of <image> in the published tokenizer; a smaller vocabulary uses its last id.

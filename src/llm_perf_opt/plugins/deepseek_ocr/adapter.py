@@ -4,21 +4,33 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Interval, MultipleOf
+from annotated_types import Ge, Interval, MultipleOf
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from llm_perf_opt.config.load import validate
-from llm_perf_opt.config.schema import FORBID_UNKNOWN, InferSection, ModelSection, PositiveInt
-from llm_perf_opt.core.records import begin_step
-from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.model.families.known import read_decoder
-from llm_perf_opt.model.hardware.work import PagePrompt, Shape, View
-from llm_perf_opt.model.static.config_json import Fields
-from llm_perf_opt.model.static.parts import Model
-from llm_perf_opt.model.static.vision import ClipTower, SamClipImages, SamTower
-from llm_perf_opt.workload.models.base import LoadedModel
-from llm_perf_opt.workload.models.deepseek_ocr.preprocess import (
+from llm_perf_opt.plugin import (
+    ConfigError,
+    Fields,
+    InferSection,
+    LoadedModel,
+    Model,
+    ModelSection,
+    PagePrompt,
+    Shape,
+    View,
+    begin_step,
+    find_config_problems,
+    find_size_problems,
+    find_weight_problems,
+    group_modules,
+    read_config,
+    read_decoder,
+    text_decode,
+    text_prefill,
+    validate,
+)
+from llm_perf_opt.plugins.deepseek_ocr.gallery import OcrPageFiles
+from llm_perf_opt.plugins.deepseek_ocr.preprocess import (
     IMAGE_MARK,
     PARTS,
     ViewSizes,
@@ -27,17 +39,12 @@ from llm_perf_opt.workload.models.deepseek_ocr.preprocess import (
     count_tile_tokens,
     hash_words,
 )
-from llm_perf_opt.workload.models.meta_run import text_decode, text_prefill
-from llm_perf_opt.workload.models.module_groups import group_modules
-from llm_perf_opt.workload.models.snapshot import (
-    CONFIG_FILE,
-    find_config_problems,
-    find_size_problems,
-    find_weight_problems,
-    read_config,
-)
+from llm_perf_opt.plugins.deepseek_ocr.towers import ClipTower, SamClipImages, SamTower
 
 SECTION = "model.geometry"
+CONFIG_FILE = "config.json"
+FORBID_UNKNOWN: Mapping[str, Any] = {"extra": "forbid", "allow_inf_nan": False}
+PositiveInt = Annotated[int, Ge(1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +263,10 @@ class DeepseekOcrAdapter:
     def data_kind(self) -> str:
         return "pages"
 
+    @property
+    def page_files(self) -> OcrPageFiles:
+        return OcrPageFiles()
+
     def check(self, model: OcrSection) -> tuple[str, ...]:
         problems: tuple[str, ...] = ()
         if model.weights == "snapshot" or model.geometry is None:
@@ -288,7 +299,7 @@ class DeepseekOcrAdapter:
         if problems:
             raise ConfigError(problems)
         begin_step("imports")
-        from llm_perf_opt.workload.models.deepseek_ocr.load import load_random, load_snapshot
+        from llm_perf_opt.plugins.deepseek_ocr.load import load_random, load_snapshot
 
         begin_step("loading")
         geometry = parse_geometry(self.geometry(model))
@@ -298,7 +309,7 @@ class DeepseekOcrAdapter:
 
     def build_meta(self, model: OcrSection) -> Any:
         begin_step("imports")
-        from llm_perf_opt.workload.models.deepseek_ocr.load import build_on_meta
+        from llm_perf_opt.plugins.deepseek_ocr.load import build_on_meta
 
         begin_step("building")
         return build_on_meta(parse_geometry(self.geometry(model)), dtype=model.dtype)
@@ -333,7 +344,7 @@ class DeepseekOcrAdapter:
         module.set_experts_mode("grouped")
         if not shape.views:
             return text_prefill(module, shape)
-        from llm_perf_opt.workload.models.deepseek_ocr.run import page_prefill
+        from llm_perf_opt.plugins.deepseek_ocr.run import page_prefill
 
         return page_prefill(module, shape)
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from llm_perf_opt.errors import ConfigError, ProfilingError
-from llm_perf_opt.workload.models.deepseek_ocr.preprocess import (
+from llm_perf_opt.plugins.deepseek_ocr.preprocess import (
     ViewSizes,
     choose_grid,
     count_page_tokens,
