@@ -50,6 +50,7 @@ def answer(body: bytes, *, status: str = "200 OK", headers: bytes = b"") -> byte
     return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n%s\r\n%s" % (status.encode(), len(body), headers, body)
 
 
+HTML = b"Content-Type: text/html\r\n"
 GZIP = b"Content-Encoding: gzip\r\n"
 ERROR = b"HTTP/1.1 500 Oops\r\nTransfer-Encoding: chunked\r\n\r\n"
 GOOD_STREAM = [SSE, chunk(TOKEN + usage(1) + b"data: [DONE]\n\n"), END]
@@ -69,6 +70,10 @@ STREAMS: dict[str, Callable[[], Iterator[bytes]]] = {
     "long_line": lambda: after(SSE, then=forever(chunk(b"data: " + b"x" * 65536))),
     "bad_chunks": lambda: iter([SSE + b"zz\r\nnot a size\r\n"]),
     "bad_chunk_later": lambda: after(SSE, then=slowly([chunk(TOKEN), b"zz\r\nnot a size\r\n"])),
+    "html_error": lambda: iter([answer(b"<html>Oops</html>", status="502 Bad Gateway", headers=HTML)]),
+    "not_a_stream": lambda: iter(
+        [answer(b'{"choices": [{"text": "a"}]}', headers=b"Content-Type: application/json\r\n")]
+    ),
     "html": lambda: iter([answer(b"<html>Welcome</html>")]),
     "slow_headers": lambda: after(b"HTTP/1.1 200 OK\r\n", then=forever(b"X: y\r\n", pause_s=0.05)),
     "endless_headers": lambda: after(b"HTTP/1.1 200 OK\r\n", then=forever(b"X: " + b"y" * 8000 + b"\r\n")),
@@ -87,6 +92,9 @@ PAGES: dict[str, Callable[[], Iterator[bytes]]] = {
     "page_bomb": lambda: iter([answer(BOMB, headers=GZIP)]),
     "deep_page": lambda: iter([answer(b'{"data": ' + DEEP)]),
     "slow_page": lambda: after(b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n", then=forever(b"y", pause_s=0.05)),
+    "html_page": lambda: iter([answer(b"<html>Welcome</html>", headers=HTML)]),
+    "moved_page": lambda: iter([answer(b"", status="302 Found", headers=b"Location: http://127.0.0.2:1/login\r\n")]),
+    "locked_page": lambda: iter([answer(b"Incorrect API key: sk-Ab3dEf6h", status="401 Unauthorized")]),
     "long_name": lambda: iter([answer(json.dumps({"data": [{"id": "m" * 2_000_000}]}).encode())]),
 }
 GOOD_PAGE = answer(b'{"data": [{"id": "m"}]}')

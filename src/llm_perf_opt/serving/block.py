@@ -23,6 +23,10 @@ def _lines(level: LevelResult, slo: SloSection) -> Iterator[str]:
     yield f"{' Serving Benchmark Result ':=^{WIDTH}}"
     if level.invalid is not None:
         yield f"INVALID: {level.invalid}"
+    if level.is_overloaded:
+        yield f"NOT SUSTAINED: the last requests took {level.growth:.1f} times as long as the first"
+    if level.comes_in_bursts:
+        yield "IN BURSTS: tokens of a stream arrive together, so TTFT, TPOT and ITL are those of bursts"
     yield _row("Successful requests:", level.completed)
     yield _row("Failed requests:", level.failed)
     if level.unfinished:

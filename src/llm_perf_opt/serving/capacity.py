@@ -222,10 +222,11 @@ def _ratios(record: RequestRecord, slo: SloSection) -> dict[str, float]:
 
 
 def binding_limit(run: LoadRun, slo: SloSection) -> str | None:
-    """The latency that most often comes nearest to its limit."""
-    found = [_ratios(record, slo) for record in run.records if record.status == "ok"]
-    worst = [max(ratios, key=lambda name: ratios[name]) for ratios in found if ratios]
-    return max(sorted(set(worst)), key=worst.count, default=None)
+    """The latency whose quantile at the share of the SLO comes nearest to its limit: that one decides the level."""
+    counted = [record for record in run.records if not record.is_ramp]
+    found = [_ratios(one, slo) for one in counted[int(SETTLING * len(counted)) :] if one.status == "ok"]
+    names = found[0] if found else {}
+    return max(names, key=lambda name: quantile([ratios[name] for ratios in found], slo.share), default=None)
 
 
 def quantile(values: Sequence[float], share: float) -> float:

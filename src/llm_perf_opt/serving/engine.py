@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from llm_perf_opt.errors import CommandFailed, ConfigError, ToolError
-from llm_perf_opt.serving.client.exchange import NoAnswer, exchange
+from llm_perf_opt.serving.client.exchange import NoAnswer, ServerAnswer, UnusableAnswer, exchange
 from llm_perf_opt.serving.config import ServerSection
 from llm_perf_opt.serving.counters import parse_info
 from llm_perf_opt.serving.load import Target
@@ -34,6 +34,9 @@ LIST_S = 30.0
 LONGEST_ANSWER = 1 << 20
 LONGEST_LIST = 4 << 20
 LONGEST_NAME = 1000
+# Read of the answer to a request that was refused, and then cut to LONGEST_SAID without secrets.
+LONGEST_REFUSAL = 8 << 10
+GIVE_MODEL = "say which one to ask for with server.model=…"
 # Kept of what a server says about itself.
 MOST_SAID = 200
 LONGEST_SAID = 200
@@ -198,13 +201,34 @@ def find_model(section: ServerSection, target: Target) -> str:
     url = target.url.rstrip("/") + MODELS_PATH
     try:
         answer = exchange(url, headers=target.headers, timeout_s=LIST_S, most_bytes=LONGEST_LIST)
-        name = str(json.loads(answer.body)["data"][0]["id"])
-    except (NoAnswer, ValueError, LookupError, TypeError, RecursionError) as error:
-        why = str(error) if isinstance(error, NoAnswer) else type(error).__name__
-        raise ToolError(f"{url} names no model ({why}); say which one to ask for with server.model=…") from error
+    except NoAnswer as error:
+        raise ToolError(f"{url} names no model ({error}); {GIVE_MODEL}") from error
+    if answer.status != HTTPStatus.OK:
+        asks_for_key = answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+        way_out = "give its key with server.api_key_env=VARIABLE" if asks_for_key else GIVE_MODEL
+        raise ToolError(f"{url} answers {_refusal(answer, target.redactor)}; {way_out}")
+    name = _first_model(answer)
+    if name is None:
+        kind = f" ({answer.kind})" if answer.kind else ""
+        raise ToolError(f'{url} is no list of models{kind}: {{"data": [{{"id": …}}]}} is expected; {GIVE_MODEL}')
     if len(name) > LONGEST_NAME:
-        raise ToolError(f"{url} names a model with {len(name):,} characters; give its name with server.model=…")
+        raise ToolError(f"{url} names a model with {len(name):,} characters; {GIVE_MODEL}")
     return name
+
+
+def _refusal(answer: ServerAnswer, redactor: Redactor) -> str:
+    """Status and text in one line, cut after secrets were removed; of a page for people the status is enough."""
+    place = answer.headers.get("location")
+    body = "" if answer.kind == "text/html" else answer.body[:LONGEST_REFUSAL].decode("utf-8", "replace")
+    said = f"a redirect to {place}, which is not followed" if place else body
+    return " ".join(f"HTTP {answer.status} {redactor.text(said)}".split())[:LONGEST_SAID]
+
+
+def _first_model(answer: ServerAnswer) -> str | None:
+    try:
+        return str(json.loads(answer.body)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
 
 
 def server_report(target: Target) -> dict[str, str]:
@@ -261,6 +285,8 @@ def _wait_until_ready(section: ServerSection, target: Target, service: Service |
             if service is None and answer.status == HTTPStatus.NOT_FOUND:
                 # A server without such a page: it answers, which is enough.
                 return
+        except UnusableAnswer as error:
+            said = str(error)
         except NoAnswer as error:
             said = f"nothing answers ({error})"
         time.sleep(POLL_S)

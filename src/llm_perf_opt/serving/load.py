@@ -145,7 +145,7 @@ async def _watch_one(sender: Sender, stall_s: float, most_s: float) -> None:
         for one in tuple(sender.under_way.values()):
             why = one.why_late(now, stall_s)
             if why is None and now - begun > most_s:
-                why = f"it had not ended after {most_s:g} s (load.duration_s + load.drain_s)"
+                why = f"the request had not ended after {most_s:g} s (load.duration_s + load.drain_s)"
             if why is not None:
                 one.end(why)
 

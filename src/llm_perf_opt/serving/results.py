@@ -136,6 +136,28 @@ class LevelResult:
         return None
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What has to be known to read the figures, a sentence each."""
+        found = []
+        if self.invalid is not None:
+            advice = "Use more load.processes, less load, or another machine for the client."
+            found.append(f"invalid, because {self.invalid}. {advice}")
+        if self.is_overloaded:
+            found.append(
+                f"the server did not keep up. The last requests took {self.growth:.1f} times as long as the first, so "
+                "that these latencies hold for this duration alone."
+            )
+        if self.comes_in_bursts:
+            gaps = self.latencies["itl"]
+            found.append(
+                f"tokens of a stream arrive in bursts (half of the gaps are under {format_ms(gaps.median_ms or 0.0)}, "
+                f"their mean is {format_ms(gaps.mean_ms or 0.0)}), so TTFT, TPOT and ITL are those of bursts; "
+                "end-to-end times and throughput hold. A busy machine does that, and a server that sends text only "
+                "once it is whole."
+            )
+        return tuple(found)
+
+    @property
     def joules_per_output_token(self) -> float | None:
         """Energy of the GPUs that worked, over all output tokens."""
         energies = [gpu.energy_j for gpu in self.gpus if gpu.energy_j is not None]

@@ -61,15 +61,17 @@ def recommended(document: BenchDocument) -> LevelResult | None:
 
 
 def verdict(document: BenchDocument) -> str | None:
-    """Saturation and the recommended level in one or two sentences; None for a single level without an SLO."""
+    """Invalid levels, saturation and the recommended level in a few sentences; None where there is nothing to say."""
     if document.capacity is not None:
         return document.capacity.text
     levels = [level for level in ordered(document.levels) if is_sound(level)]
+    late = [level.label for level in document.levels if level.invalid is not None]
+    left_out = f"The client was late at {', '.join(late)}: not counted." if late and len(document.levels) > 1 else None
     if not levels or (len(document.levels) < 2 and not document.slo.is_set):
-        return None
+        return left_out
     found = saturation(levels)
     best = recommended(document)
-    said = []
+    said = [] if left_out is None else [left_out]
     if found is not None:
         said.append(f"The server {found.text}.")
     elif len(levels) > 1:
@@ -77,7 +79,8 @@ def verdict(document: BenchDocument) -> str | None:
     if document.slo.is_set:
         share = f"{100 * document.slo.share:g} % of the requests"
         if best is None:
-            said.append(f"No level meets the SLO ({document.slo.text}, {share}).")
+            which = "No other level" if late else "No level"
+            said.append(f"{which} meets the SLO ({document.slo.text}, {share}).")
         else:
             said.append(f"Recommended: {best.label}, the most load that meets the SLO ({document.slo.text}, {share}).")
     elif best is not None:

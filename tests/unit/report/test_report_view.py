@@ -180,6 +180,11 @@ def test_a_server_under_load_is_told_by_throughput_latency_and_kept_limits(tmp_p
         "4,008.5 output tokens per second with 16 at once, 40 requests: TTFT 43.23 ms in the median; 75.0 % of the "
         "requests kept to every limit."
     )
+    late = {**metrics, "serve_client_late_ms": number(9.6, "ms")}
+    write_run(tmp_path / "late", stage("bench", tmp_path, metrics=late))
+    assert view_of(tmp_path / "late").headline.verdict.startswith(
+        "Invalid, because the client was late by 9.600 ms on average: 4,008.5 output tokens per second with 16 at once"
+    )
     # No stage of our own inference could have been run here.
     assert (view.parts, view.provenance.not_run, view.headline.split) == ((), (), None)
 

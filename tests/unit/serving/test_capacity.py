@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.serving.capacity import CapacitySearch, Trial, limiting_resource, quantile, ratios_of
+from llm_perf_opt.serving.capacity import CapacitySearch, Trial, binding_limit, limiting_resource, quantile, ratios_of
 from llm_perf_opt.serving.config import LoadLevel, LoadSection, SloSection
 from llm_perf_opt.serving.counters import ServerCounter
-from llm_perf_opt.serving.records import LoadRun
+from llm_perf_opt.serving.records import LoadRun, RequestRecord
 from llm_perf_opt.serving.results import CapacityResult, GpuFigures, LatencyFigures, LevelResult, level_result
 from tests.support.simulated_server import simulate
 
@@ -111,6 +111,24 @@ def test_a_rate_is_not_taken_for_the_concurrency_of_the_same_number() -> None:
     assert search.result(runs, levels).resource == "client"
     levels = [replace(levels[0], client_lag_mean_ms=None), replace(levels[1], client_lag_mean_ms=9.0), levels[2]]
     assert search.result(runs, levels).resource == "unknown"
+
+
+def test_the_limit_that_decides_is_the_one_that_is_missed_however_near_the_others_are() -> None:
+    # Every request is nearer to its limit of TPOT, but for the slowest tenth, whose TTFT misses.
+    records = [
+        RequestRecord(
+            index=number,
+            started_s=float(number),
+            status="ok",
+            ttft_s=0.4 if number % 8 == 0 else 0.02,
+            latency_s=(0.4 if number % 8 == 0 else 0.02) + 0.8,
+            output_tokens=17,
+        )
+        for number in range(80)
+    ]
+    run = LoadRun(level=LoadLevel(rate=4.0), records=records)
+    assert binding_limit(run, SloSection(ttft_ms=300, tpot_ms=60)) == "TTFT"
+    assert binding_limit(run, SloSection(ttft_ms=500, tpot_ms=52)) == "TPOT"
 
 
 def _level(**counters: tuple[float, float]) -> LevelResult:

@@ -1,6 +1,7 @@
 """The load client against servers that break the rules, and what it does not print or store."""
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ from llm_perf_opt.serving.client.lag import LagMeter, LoopLag, joined
 from llm_perf_opt.serving.client.request import RequestTemplate
 from llm_perf_opt.serving.client.stream import EventStream
 from llm_perf_opt.serving.config import LoadLevel, LoadSection, ServerSection
-from llm_perf_opt.serving.engine import find_model, server_address
+from llm_perf_opt.serving.engine import ServerPlace, find_model, running_server, server_address
 from llm_perf_opt.serving.load import Target, run_level, send_one_by_one
 from llm_perf_opt.serving.records import LoadRun, RequestRecord
 from llm_perf_opt.serving.traffic.sessions import Turn
@@ -45,8 +46,10 @@ ERRORS = {
     "endless_headers": "the connection failed (",
     "endless_continue": SILENT + "before the first token",
     "deep_event": "the stream is not valid (",
-    "to_a_file": "HTTP 307",
-    "not_http": "the connection failed (",
+    "to_a_file": "HTTP 307: a redirect to file:///etc/passwd, which is not followed",
+    "html_error": "HTTP 502 Bad Gateway, with a page for people",
+    "not_a_stream": "the stream ended without a token (its content type is application/json)",
+    "not_http": "the connection failed (not valid HTTP: Bad status line: ",
 }
 
 
@@ -85,7 +88,9 @@ def test_whole_numbers_as_floats_and_events_of_several_lines_are_read(mode: str,
     [
         ("endless_page", "its answer is longer than 4 MiB"),
         ("page_bomb", "its answer is longer than 4 MiB"),
-        ("deep_page", "RecursionError"),
+        ("deep_page", "is no list of models"),
+        ("html_page", "is no list of models (text/html)"),
+        ("moved_page", "answers HTTP 302 a redirect to http://127.0.0.2:1/login, which is not followed"),
         ("slow_page", "no whole answer within 0.5 s"),
         ("long_name", "2,000,000 characters"),
     ],
@@ -95,6 +100,23 @@ def test_a_hostile_list_of_models_is_bounded(mode: str, why: str, monkeypatch: p
     with hostile_server(mode) as server, pytest.raises(ToolError) as raised:
         find_model(ServerSection(name="x", url=server.url), _target(server.url))
     assert why in str(raised.value) and "server.model=" in str(raised.value)
+
+
+def test_a_list_of_models_that_asks_for_a_key_says_where_to_give_it() -> None:
+    with hostile_server("locked_page") as server, pytest.raises(ToolError) as raised:
+        find_model(ServerSection(name="x", url=server.url), _target(server.url, Redactor.of({"MY_KEY": "sk-Ab3dEf6h"})))
+    assert str(raised.value) == (
+        f"{server.url}/v1/models answers HTTP 401 Incorrect API key: (redacted); "
+        "give its key with server.api_key_env=VARIABLE"
+    )
+
+
+def test_a_page_that_is_too_long_is_not_said_to_be_no_answer(tmp_path: Path) -> None:
+    place = ServerPlace(out_dir=tmp_path, cwd=tmp_path, environ={}, redactor=Redactor(), say=print)
+    with hostile_server("endless_page") as server:
+        section = ServerSection(name="x", url=server.url, ready_timeout_s=0.2, ready_path="/v1/models")
+        with pytest.raises(ToolError, match=r"ready_timeout_s\), its answer is longer than 1 MiB; "):
+            running_server(section, place).__enter__()
 
 
 def test_a_connection_that_the_server_closed_meanwhile_is_no_failure() -> None:
@@ -111,7 +133,7 @@ def test_a_short_request_to_nobody_says_so() -> None:
 def test_a_request_of_the_warm_up_ends_in_time() -> None:
     with fake_server(gap_s=0.2) as server:
         (record,) = _send(server.url, "a", stall_s=5, most_s=0.5)
-    assert record.error == "it had not ended after 0.5 s (load.duration_s + load.drain_s)"
+    assert record.error == "the request had not ended after 0.5 s (load.duration_s + load.drain_s)"
 
 
 def test_a_key_that_a_server_repeats_is_removed_before_the_error_is_cut() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from llm_perf_opt.report.sections.served_load import bench_sections, shown_level
+from llm_perf_opt.report.sections.served_load import bench_metrics, bench_sections, shown_level
 from llm_perf_opt.serving.block import result_block
 from llm_perf_opt.serving.config import LoadLevel, LoadSection, SloSection
 from llm_perf_opt.serving.foreign import read_results
@@ -134,6 +134,34 @@ def test_an_invalid_level_is_never_recommended() -> None:
     document = BenchDocument(levels=(_level(1, 250, 20), _level(4, 837, 41), late))
     best = recommended(document)
     assert best is not None and best.concurrency == 4
+    assert shown_level(BenchDocument(levels=(late,))) == late
+    assert shown_level(document) == document.levels[1]
+
+
+def test_levels_whose_client_was_late_are_named_where_a_level_is_recommended() -> None:
+    late = {"client_lag_mean_ms": 20.0, "client_lag_p99_ms": 90.0}
+    levels = (_level(1, 250, 20, meets_slo=True, **late), _level(4, 837, 41, meets_slo=True, **late))
+    slo = SloSection(ttft_ms=50)
+    above = _level(8, 859, 600, meets_slo=False)
+    assert verdict(BenchDocument(levels=(*levels, above), slo=slo)) == (
+        "The client was late at concurrency 1, concurrency 4: not counted. "
+        "No other level meets the SLO (TTFT ≤ 50 ms, 90 % of the requests)."
+    )
+    assert verdict(BenchDocument(levels=levels)) == "The client was late at concurrency 1, concurrency 4: not counted."
+    assert bench_metrics(BenchDocument(levels=levels), source="")["serve_client_late_ms"].value == 20.0
+    assert "serve_client_late_ms" not in bench_metrics(BenchDocument(levels=(*levels, above)), source="")
+
+
+def test_a_block_says_what_its_figures_are_not() -> None:
+    slower = [replace(RECORDS[0], index=n, started_s=float(n), latency_s=0.4 + 0.1 * n) for n in range(20)]
+    level = level_result(LoadRun(level=LoadLevel(rate=1.0), records=slower, duration_s=20.0), SloSection())
+    burst = replace(
+        level, growth=None, latencies={**level.latencies, "itl": LatencyFigures(mean_ms=9.0, median_ms=0.0, n=60)}
+    )
+    assert [result_block(one, slo=SloSection()).splitlines()[1] for one in (level, burst)] == [
+        "NOT SUSTAINED: the last requests took 3.5 times as long as the first",
+        "IN BURSTS: tokens of a stream arrive together, so TTFT, TPOT and ITL are those of bursts",
+    ]
 
 
 @pytest.mark.parametrize(("share", "meets"), [(0.75, True), (0.76, False)])

@@ -359,7 +359,10 @@ def test_nobody_at_the_address_ends_the_load_soon() -> None:
 def test_no_redirect_leads_a_request_to_another_address() -> None:
     with fake_server(fault="redirects") as server:
         (record,) = _one_by_one(server, ["a"], stall_s=5)
-    assert (record.status, record.error) == ("failed", "HTTP 307")
+    assert (record.status, record.error) == (
+        "failed",
+        "HTTP 307: a redirect to http://127.0.0.2:1/elsewhere, which is not followed",
+    )
 
 
 def test_the_report_names_levels_latencies_errors_and_the_shown_level() -> None:

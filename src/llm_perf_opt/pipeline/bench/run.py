@@ -510,5 +510,7 @@ def _finish(run: BenchRun, status: RunStatus) -> None:
         print(run.redactor.text(said), flush=True)
     wanted = len(run.warm.levels(run.config.load)) if run.warm is not None else len(run.config.load.levels())
     of = "" if run.config.load.search == "capacity" else f" of {wanted}"
-    run.say(f"{status}: {len(run.levels)}{of} levels measured")
+    late = sum(1 for level in run.levels if level.invalid is not None)
+    invalid = f", {late} of them invalid because the client was late" if late else ""
+    run.say(f"{status}: {len(run.levels)}{of} levels measured{invalid}")
     run.say(f"report: {reports[0]}")

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from llm_perf_opt.core.records import Metric
 from llm_perf_opt.core.sections import Cell, Section, SectionTable
-from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.serving.results import LATENCIES, BenchDocument, LatencyFigures, LevelResult
-from llm_perf_opt.serving.saturation import recommended, verdict
+from llm_perf_opt.serving.saturation import is_sound, recommended, verdict
 
 LATENCY, OVER_TIME, TRADE, COUNTERS = "Serving under load", "Latency over time", "Throughput and latency", "Counters"
 GPUS, REPORTED, COUNTERS_OVER_TIME = "GPUs under load", "The server about itself", "Requests in the server over time"
@@ -79,26 +78,7 @@ def _paragraphs(document: BenchDocument) -> tuple[str, ...]:
         texts.append(f"Every request failed at {', '.join(failed)}: there are no latencies.")
     texts += [f"{level.label}: ended early, because {level.stopped}." for level in document.levels if level.stopped]
     texts += [f"{level.label}: cut short, because {level.cut_short}." for level in document.levels if level.cut_short]
-    texts += [
-        f"{level.label}: the server did not keep up. The last requests took {level.growth:.1f} times as long as the "
-        "first, so that these latencies hold for this duration alone."
-        for level in document.levels
-        if level.is_overloaded
-    ]
-    texts += [
-        f"{level.label}: invalid, because {level.invalid}. Use more load.processes, less load, or another machine for "
-        "the client."
-        for level in document.levels
-        if level.invalid is not None
-    ]
-    texts += [
-        f"{level.label}: tokens of a stream arrive in bursts (half of the gaps are under "
-        f"{format_ms(level.latencies['itl'].median_ms or 0.0)}, their mean is "
-        f"{format_ms(level.latencies['itl'].mean_ms or 0.0)}), so TTFT, TPOT and ITL are those of bursts; end-to-end "
-        "times and throughput hold. A busy machine does that, and a server that sends text only once it is whole."
-        for level in document.levels
-        if level.comes_in_bursts
-    ]
+    texts += [f"{level.label}: {warning}" for level in document.levels for warning in level.warnings]
     return (*texts, *document.notes)
 
 
@@ -156,7 +136,8 @@ def _counters(levels: Sequence[LevelResult], source: str) -> Section:
 def shown_level(document: BenchDocument) -> LevelResult | None:
     """The level whose figures the headline shows: the recommended one, else the one with the most output tokens."""
     best = recommended(document) if len(document.levels) > 1 else None
-    done = [level for level in document.levels if level.completed]
+    sound = [level for level in document.levels if is_sound(level)]
+    done = sound or [level for level in document.levels if level.completed]
     return best or max(done, key=lambda level: level.output_tokens_per_s or level.requests_per_s or 0.0, default=None)
 
 
@@ -193,6 +174,10 @@ def _metrics(level: LevelResult, suffix: str, source: str) -> dict[str, Metric]:
     if level.is_overloaded:
         text = f"{how}; end-to-end time of the last quarter of the requests over that of the first"
         found[f"serve_growth{suffix}"] = Metric(value=level.growth, unit="x", how=text, source=source)
+    if level.invalid is not None:
+        late_ms = max(level.client_lag_mean_ms or 0.0, level.send_late_mean_ms or 0.0)
+        text = f"{how}; invalid, because {level.invalid}"
+        found[f"serve_client_late_ms{suffix}"] = Metric(value=late_ms, unit="ms", how=text, source=source)
     return {**found, f"serve_failed_share{suffix}": share}
 
 

@@ -296,8 +296,12 @@ def served_verdict(stage: StageRecord) -> str:
         text += f"; {format_percent(share.value)} of the requests failed"
     good, all_ = (_number(stage, f"serve_{name}_per_s") for name in ("goodput", "requests"))
     if good is not None and all_:
-        text += f"; {format_percent(min(1.0, good / all_))} of the requests kept to every limit"
+        succeeded = 1.0 - (_number(stage, "serve_failed_share") or 0.0)
+        text += f"; {format_percent(min(1.0, good / all_) * succeeded)} of the requests kept to every limit"
     # There where the queue grew, and only there.
     if "serve_growth" in stage.metrics:
         text += "; the server did not keep up, so latencies grew for as long as the load lasted"
+    late = _number(stage, "serve_client_late_ms")
+    if late is not None:
+        return f"{failed}Invalid, because the client was late by {format_ms(late)} on average: {text}."
     return f"{failed}{text}."

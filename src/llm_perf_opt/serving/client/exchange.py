@@ -22,6 +22,10 @@ class TooLate(NoAnswer):
     """The server did not answer in time."""
 
 
+class UnusableAnswer(NoAnswer):
+    """The server answered with more than is read, or in a form that is not read."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerAnswer:
     """Status, body and headers (names in lower case)."""
@@ -29,6 +33,11 @@ class ServerAnswer:
     status: int
     body: bytes
     headers: Mapping[str, str]
+
+    @property
+    def kind(self) -> str:
+        """The media type without its parameters; empty where the server does not say."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def exchange(
@@ -56,7 +65,9 @@ async def _exchange(
                 )
     except TimeoutError as error:
         raise TooLate(f"no whole answer within {timeout_s:g} s") from error
-    except (aiohttp.ClientError, OSError, ValueError, zlib.error) as error:
+    except (ValueError, zlib.error) as error:
+        raise UnusableAnswer(str(error)) from error
+    except (aiohttp.ClientError, OSError) as error:
         raise NoAnswer(describe(error)) from error
 
 
@@ -106,6 +117,8 @@ def describe(error: BaseException) -> str:
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     if isinstance(cause, OSError) and cause.errno in OPEN_FILES:
         return f"too many open files: {open_files_advice()}"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"not valid HTTP: {' '.join(error.message.split())}"
     text = str(error).strip()
     if isinstance(cause, OSError) and cause.errno and isinstance(error, aiohttp.ClientConnectorError):
         # Its own text repeats the address.

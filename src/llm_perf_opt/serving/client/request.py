@@ -33,6 +33,7 @@ CONNECT_S = 10.0
 RETRY_STATUS = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 HEADERS = {"Content-Type": "application/json"}
 REQUEST_ID = "X-Request-Id"
+EVENTS = "text/event-stream"
 # Of a request body; more than the length of a text in bytes cannot be its tokens.
 MORE_PROMPT_TOKENS = 100_000
 
@@ -167,7 +168,7 @@ class Sender:
             await self._attempt(exchange, stream, body, index)
             if not exchange.is_stale:
                 break
-        stream.error = stream.error or _why_failed(stream, len(body))
+        stream.error = stream.error or _why_failed(stream, len(body), exchange.response)
         record = RequestRecord(
             index=index,
             started_s=stream.sent - self.start,
@@ -248,6 +249,11 @@ async def _follow(response: aiohttp.ClientResponse, stream: EventStream) -> None
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> str:
+    place = response.headers.get("Location")
+    if place is not None:
+        return f"HTTP {response.status}: a redirect to {place}, which is not followed"
+    if response.content_type == "text/html":
+        return f"HTTP {response.status} {response.reason}, with a page for people"
     said = b""
     with suppress(TimeoutError, aiohttp.ClientError, ValueError, zlib.error):
         async with asyncio.timeout(ERROR_S):
@@ -257,9 +263,11 @@ async def _refusal(response: aiohttp.ClientResponse) -> str:
     return f"HTTP {response.status}: {said.decode('utf-8', 'replace')}".strip().rstrip(": ")
 
 
-def _why_failed(stream: EventStream, body_bytes: int) -> str | None:
+def _why_failed(stream: EventStream, body_bytes: int, response: aiohttp.ClientResponse | None) -> str | None:
     if stream.ttft is None:
-        return "the stream ended without a token"
+        kind = "" if response is None else response.headers.get("Content-Type", EVENTS)
+        is_stream = not kind or kind.startswith(EVENTS)
+        return f"the stream ended without a token{'' if is_stream else f' (its content type is {kind})'}"
     if not stream.is_whole:
         return f"the stream ended early, after {_events(stream)} events: no [DONE], finish_reason or usage"
     if stream.prompt_tokens is not None and stream.prompt_tokens > body_bytes + MORE_PROMPT_TOKENS:
