@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# The proof on a real GPU, with the documented commands only: about half an hour on one data-centre GPU.
+# The proof on a real GPU, with the documented commands only: half an hour on one data-centre GPU, or ten minutes.
 #
+#     benchmarks/gpu_drill.sh                        half an hour
+#     benchmarks/gpu_drill.sh ten                    ten minutes: a model, a program, the causes, a server, faults
 #     benchmarks/gpu_drill.sh [1|2|3|rest|STEP ...]
 #
 # Needs llm-perf, nsys and ncu on PATH. Without names: the parts 1, 2, 3 and as much of rest as half an hour holds
 # (DRILL_ALL_S: 1770). A part by itself ends within DRILL_PART_S seconds (540): 1 is Llama 1B from nothing to insight, 2
-# what people deploy, 3 other models and faults, rest other models at their best and what repeats earlier figures. Every
+# what people deploy and their own programs, 3 other models and faults, rest other models at their best and what repeats earlier figures. Every
 # step has its own limit, cut to what is left of its part; one that has too little left is passed over, and a failed
 # one does not end the drill. After every step DRILL_OUT (default: tmp/gpu-drill) has drill.tsv (what ran, exit code,
 # seconds), logs/, runs/, drill.json and drill.md, and DRILL_PACK (default: DRILL_OUT/pack) has all of it packed, each
@@ -49,8 +51,10 @@ if [ "${DRILL_DEVICE:-cuda}" = cpu ]; then
   text="dataset.prompt_tokens=64 dataset.num_samples=1 infer.max_new_tokens=16 infer.ignore_eos=true"
   best="infer.cache=static infer.compile=default" long="dataset.prompt_tokens=128"
   all="pipeline.nsys.enable=true pipeline.energy.enable=true pipeline.memory.enable=true"
+  # Three quick ones; with a GPU, all that need one.
+  causes="hashing sorting sleep"
 else
-  llama=llama3_1b moe=deepseek_v2_lite large=llama3_8b ocr=deepseek_ocr tiny="" served=cuda serve_on=cuda:0
+  llama=llama3_1b moe=deepseek_v2_lite large=llama3_8b ocr=deepseek_ocr tiny="" causes="" served=cuda serve_on=cuda:0
   text="dataset.prompt_tokens=1024 infer.max_new_tokens=64 infer.ignore_eos=true"
   best="infer.cache=static infer.compile=reduce-overhead"
   long="dataset.prompt_tokens=8192 infer.cache=static infer.cuda_graph=true"
@@ -107,6 +111,27 @@ do_serve() {
     capture.tool=nsys capture.duration_s=5 artifacts.runs_dir="$runs/serve"
   rm -rf "$out/served"
 }
+# A program without marks, and programs with one planted cause each.
+do_generate() {
+  step generate 60 150 llm-perf run --nsys artifacts.runs_dir="$runs/generate" -- "$python" "$here/../examples/generate.py" $tiny
+}
+do_causes() { step causes 60 500 "$python" "$here/causes/run.py" --device "${DRILL_DEVICE:-cuda}" $causes --json "$out/causes.json"; }
+# One level on each side of the knee, explained request by request; the same levels answer `plan`.
+do_slow() {
+  step slow_model 60 60 "$python" "$here/served_model.py" "$out/slow_model" --device $served
+  step slow 60 150 llm-perf bench server=transformers \
+    "server.args=[$out/slow_model,--device,$serve_on,--dtype,bfloat16,--continuous-batching]" load.concurrency=1,4,16 \
+    load.duration_s=12 load.drain_s=10 load.output_tokens=32 dataset.prompt_tokens=256 capture.requests=slowest \
+    artifacts.runs_dir="$runs/slow"
+  step calibrate 5 30 llm-perf plan --calibrate-from "$runs/slow" --ttft-ms 2000 --tpot-ms 200 --rate 2/s --json
+  rm -rf "$out/slow_model"
+}
+do_tune() {
+  step tune_model 60 60 "$python" "$here/served_model.py" "$out/tune_model" --device $served
+  step tune 150 300 llm-perf optimize server=transformers "server.args=[$out/tune_model,--device,$serve_on,--dtype,bfloat16]" \
+    load.concurrency=16 load.output_tokens=32 dataset.prompt_tokens=256 --budget 270s -o "$runs/tune"
+  rm -rf "$out/tune_model"
+}
 do_serve_faster() {
   step serve_faster 120 220 "$python" "$here/served_remedies.py" --device "$serve_on" $tiny --out "$out/served_gpu.json"
 }
@@ -132,14 +157,15 @@ do_faults() { step faults 60 200 "$python" "$here/gpu_faults.py" $tiny --seconds
 do_noise() { step noise 60 120 "$python" "$here/eager_noise.py" --steps 200 --rounds 2 --out "$out/eager_noise.json"; }
 do_accuracy() { step accuracy 100 400 "$python" "$here/prediction_gpu.py" $tiny --out "$out/prediction_gpu.json"; }
 
-part_1="doctor llama same overhead jax fp8"
-part_2="llama_best serve batched captures faster"
-part_3="ocr moe faults"
-part_rest="serve_faster stages ocr_best large_best moe_best large optimize_llama optimize_ocr optimize_moe graph loop joules peaks noise accuracy"
+part_1="doctor llama generate overhead jax fp8"
+part_2="llama_best slow serve batched captures"
+part_3="ocr causes faults"
+part_ten="doctor llama generate causes slow faults"
+part_rest="tune moe same faster serve_faster stages ocr_best large_best moe_best large optimize_llama optimize_ocr optimize_moe graph loop joules peaks noise accuracy"
 
 for name in "${@:-all}"; do
   case $name in
-    1 | 2 | 3 | rest) part="part_$name" && wanted="${!part}" ;;
+    1 | 2 | 3 | ten | rest) part="part_$name" && wanted="${!part}" ;;
     all) wanted="$part_1 $part_2 $part_3 $part_rest" part_s=${DRILL_ALL_S:-1770} ;;
     *) wanted=$name ;;
   esac

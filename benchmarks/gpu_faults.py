@@ -3,9 +3,10 @@
     python benchmarks/gpu_faults.py FOLDER [--only NAME ...] [--seconds 190] [--tiny]
 
 nsys killed while it captures; a model that does not fit the memory left; a program that hangs; ncu alongside a program
-that keeps the GPU busy. Each writes a run below FOLDER; faults.json says how each ended: exit code, states and reasons
-of the stages before and after the resume, and whether anything was left running. It is written after each of them, and
-one that little time is left for is passed over. --tiny: the smallest model on the CPU, and nothing that needs a GPU.
+that keeps the GPU busy; a program whose threads mark phases and launch work, under every profiler. Each writes a run
+below FOLDER; faults.json says how each ended: exit code, states and reasons of the stages before and after the resume,
+and whether anything was left running. It is written after each of them, and one without enough time left is skipped.
+--tiny: the smallest model on the CPU, and nothing that needs a GPU.
 """
 
 import argparse
@@ -28,6 +29,19 @@ OFF = ("pipeline.static_analysis.enable=false",)
 HOLD = "import torch; x = torch.empty({bytes}, dtype=torch.uint8, device='cuda'); print('held', flush=True); input()"
 HANG = "import torch, time; torch.ones(9, device='{device}').sum().item(); time.sleep(1e6)"
 NEEDED_S = 30
+THREADS = """
+import threading, torch, llm_perf_opt as perf
+def work(name):
+    x = torch.randn(512, 512, device='{device}')
+    for _ in range(200):
+        with perf.phase(name):
+            x = (x @ x).clamp(-1, 1)
+            x.sum().item()
+work('warm')
+threads = [threading.Thread(target=work, args=(f'part_{{i}}',)) for i in range(4)]
+[one.start() for one in threads]
+[one.join() for one in threads]
+"""
 BUSY = (
     "import torch\nx = torch.randn(4096, 4096, device='cuda', dtype=torch.bfloat16)\nprint('busy', flush=True)\n"
     "while True:\n    x = (x @ x).clamp(-1, 1)\n"
@@ -148,6 +162,15 @@ def busy_gpu(root: Path) -> dict[str, Any]:
     return {"exit": code, "stages": states(run_dir)}
 
 
+def threads_under_profilers(root: Path) -> dict[str, Any]:
+    run_dir = root / "threads"
+    device, under_ncu = ("cpu", "false") if MODEL == "llama_tiny" else ("cuda", "true")
+    words = ["pipeline.nsys.enable=true", f"pipeline.ncu.enable={under_ncu}", "pipeline.ncu.max_kernels=4"]
+    program = ["--", sys.executable, "-c", THREADS.format(device=device)]
+    code = finish(start(run_dir, "run", *words, f"artifacts.runs_dir={run_dir}", *program), 150)
+    return {"exit": code, "stages": states(run_dir)}
+
+
 def main() -> int:
     global MODEL
     parser = argparse.ArgumentParser(description="Faults on a GPU")
@@ -170,9 +193,9 @@ def main() -> int:
     # A hang waits for its limit, so something else can go wrong meanwhile, but no other nsys: a killed one takes the
     # agent of both with it.
     groups = (
-        [(hanging_program,), (killed_nsys,)]
+        [(hanging_program,), (killed_nsys,), (threads_under_profilers,)]
         if args.tiny
-        else [(hanging_program, out_of_memory), (killed_nsys,), (busy_gpu,)]
+        else [(hanging_program, out_of_memory), (killed_nsys,), (threads_under_profilers,), (busy_gpu,)]
     )
     for group in groups:
         faults = [fault for fault in group if not args.only or fault.__name__ in args.only]

@@ -271,12 +271,15 @@ def main() -> int:
                 mark = "right" if answer.is_right else "WRONG"
                 print(f"{row.name:16} {name:16} {mark:6} {answer.seconds:5.1f} s  {answer.said}", flush=True)
             shutil.rmtree(_run_dir(row, Path(scratch)), ignore_errors=True)
+            if given.json is not None:
+                # After every program: a score that is interrupted keeps the answers it has.
+                answers_by_program = {
+                    name: {tool: asdict(one) for tool, one in row.items()} for name, row in found.items()
+                }
+                given.json.write_text(json.dumps(answers_by_program, indent=1) + "\n", encoding="utf-8")
     for name in tools:
         asked = [answers[name] for answers in found.values() if name in answers]
         print(f"{name}: {sum(answer.is_right for answer in asked)} of {len(asked)}")
-    if given.json is not None:
-        document = {name: {tool: asdict(answer) for tool, answer in row.items()} for name, row in found.items()}
-        given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
