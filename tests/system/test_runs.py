@@ -188,7 +188,7 @@ def test_doctor_knows_which_packages_are_too_old_to_run_models() -> None:
 def test_doctor_prints_json_with_the_host_and_the_checks(tmp_path: Path) -> None:
     done = llm_perf("doctor", "--json", cwd=tmp_path)
     data = json.loads(done.out)
-    assert (done.code, sorted(data)) == (0, ["checks", "host"])
+    assert (done.code, sorted(data)) == (0, ["checks", "host", "schema_version"])
     assert {c["name"]: c["value"] for c in data["checks"]}["python"] == data["host"]["python"]
 
 

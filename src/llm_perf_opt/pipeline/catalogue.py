@@ -201,10 +201,15 @@ def list_runs(
                     rows[place] = row
                 else:
                     runs[place] = run
-                longest = max(longest, lines.write(_line(place, stamps[place], row, run)))
+                try:
+                    entry = _line(place, stamps[place], row, run)
+                except UnicodeEncodeError:
+                    # Half a surrogate pair in a manifest or a name: no index holds it, so this run is read each time.
+                    continue
+                longest = max(longest, lines.write(entry))
         read, gone = len(new) - len(unread), len(known.keys() - stamps.keys())
         if read + gone >= WORTH:
-            kept = stamps.keys() - (set(new) - unread.keys())
+            kept = (known.keys() & stamps.keys()) - (set(new) - unread.keys())
             data = _written(changed, longest, kept, index if known else None, Path(scratch))
             try:
                 folder.save_index(data)
