@@ -409,12 +409,14 @@ def test_a_report_that_cannot_be_made_safe_is_deleted_and_said(tmp_path: Path) -
         "code = sys.argv[sys.argv.index('sh') + 4]\n"
         "Path(code).write_text('0'); Path(out + '.nsys-rep').write_bytes(b'packed beyond recognition')\n",
     )
-    ctx = _context(tmp_path, ["true"], nsys)
+    said: list[str] = []
+    ctx = replace(_context(tmp_path, ["true"], nsys), say=said.append)
     output = STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
-    assert output.notes[0] == (
+    removed = (
         "run.nsys-rep was removed: it holds the values of HF_TOKEN; pipeline.nsys.keep_report=always keeps it. "
         "The export run.sqlite is clean and complete"
     )
+    assert (output.notes[0], said) == (removed, [f"nsys: {removed}"])
     assert [p for p in ctx.run_dir.rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()] == []
 
 
@@ -441,6 +443,33 @@ def test_a_report_in_which_no_secret_is_found_is_kept(tmp_path: Path, keep: Any,
     assert [path.name for path in ctx.out_dir.glob("*.nsys-rep")] == (["run.nsys-rep"] if kept else [])
     assert [file.path.name for file in output.files if file.role == "nsys_report"] == (["run.nsys-rep"] if kept else [])
     assert not any("was removed" in note for note in output.notes)
+
+
+@pytest.mark.parametrize(
+    ("report", "removed"),
+    [
+        # As nsys 2022.4 wrote it: the beginning of the name is a reference, and a byte of the packing follows.
+        (b"le\xfe\0\r;\xf8\x04ING_SESSION_ID=1015Z\x07\0", None),
+        (b"le\xfe\0\r;\xf8AING_SESSION_ID=1015\x07\0", None),
+        (b"\xf8\x04ING_SESSION_ID=1015Zabcd\x07\0", "behind 'ING_SESSION_ID='"),
+        (b"\xf8\x04MY_SESSION_ID=1015Z\x07\0", "behind 'MY_SESSION_ID='"),
+        (b"\xf8\x04hf_AbCdEfGhIjKlMnOpQrSt\x07\0", "bytes that look like a secret;"),
+    ],
+)
+def test_a_mark_of_nsys_itself_costs_no_report_where_its_name_is_cut(
+    tmp_path: Path, report: bytes, removed: str | None
+) -> None:
+    export = Export()
+    export.range("decode", 0, 100)
+    export.string("PATH=/bin\0NSYS_PROFILING_SESSION_ID=1015\0HOME=/home")
+    source = export.write(tmp_path / "source.sqlite")
+    nsys = _fake(tmp_path, f"SOURCE, REPORT = {str(source)!r}, {report!r}\n{CLEAN_NSYS}")
+    ctx = _context(tmp_path, ["true"], nsys)
+    output = STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
+    assert (ctx.out_dir / "run.nsys-rep").exists() == (removed is None)
+    assert [note for note in output.notes if "was removed" in note and (removed or "") in note] == (
+        [] if removed is None else [output.notes[0]]
+    )
 
 
 @pytest.mark.parametrize("keep", ["clean", "always"])

@@ -53,6 +53,10 @@ _ENDING_BYTES = 8
 _MARK_BYTES = tuple(mark.encode("ascii") for mark in MARKS)
 # So much before and behind a mark is inspected in a file, and behind it to the end of what is there.
 _BEFORE, _BEHIND, _LONGEST_VALUE = 320, 320, 4608
+# Where a name with its sign ends at the end of what is searched.
+_NAME_BEFORE = re.compile(rb"[A-Za-z][A-Za-z0-9_.-]{1,80}[=:]\Z")
+# A packed file continues with its own bytes, and fewer than so many of them are printable.
+_OWN_BYTES = 4
 _NO_VALUE = re.compile(rb"[\s\"'\x00-\x1f]")
 # Files of code, where `token = next_word(text)` is not an assignment of a secret.
 _CODE_SUFFIXES = frozenset((".py", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".ll", ".llir", ".ptx", ".ttir", ".ttgir"))
@@ -194,8 +198,24 @@ class Redactor:
 
     def holds(self, path: Path) -> bool:
         """Whether a file holds a known value or what looks like a secret, as plain bytes."""
+        return self.name_of_first(path) is not None
+
+    def name_of_first(self, path: Path, public: Sequence[str] = ()) -> str | None:
+        """The name in front of the first secret in a file, empty where there is none; None of a file without secrets.
+
+        `public` are assignments (`NAME=value`) that are not secret. A packed file may hold only the end of their
+        names: nsys's own `NSYS_PROFILING_SESSION_ID=1015` stands in a report as `ING_SESSION_ID=1015` and a byte.
+        """
+        known = [text.encode("utf-8", "surrogateescape") for text in public]
         with path.open("rb") as file:
-            return any(found for _, found in _blocks_with(file, self._coded, shapes=ALL))
+            for block, found in _blocks_with(file, self._coded, shapes=ALL):
+                for start, size in found:
+                    name = _NAME_BEFORE.search(block, max(0, start - _BEFORE), start)
+                    shown = b"" if name is None else name[0]
+                    # At the start of a block the name may lie in the block before.
+                    if not (shown and _is_end_of(known, shown, bytes(block[start : start + size]))):
+                        return shown.decode("ascii")
+        return None
 
     def _in_place(self, path: Path) -> None:
         with path.open("rb") as source:
@@ -377,6 +397,12 @@ def _end_of_value(data: bytearray, at: int, mark: bytes) -> int:
         return min(len(data), at + OVERLAP_BYTES)
     found = _NO_VALUE.search(data, at + _BEHIND, at + _LONGEST_VALUE)
     return min(len(data), at + _LONGEST_VALUE) if found is None else found.start()
+
+
+def _is_end_of(assignments: Sequence[bytes], name: bytes, value: bytes) -> bool:
+    """Whether these bytes are the end of one of some assignments, before and behind it bytes of a packed file."""
+    ends = {name[cut:] + value[: len(value) - more] for cut in (0, 1) for more in range(min(_OWN_BYTES, len(value)))}
+    return any(assignment.endswith(end) for assignment in assignments for end in ends)
 
 
 def _without(data: bytearray, places: Sequence[tuple[int, int]]) -> bytearray:

@@ -258,12 +258,18 @@ def _require_reports(
         )
     if options.capture_range != "none" and (code == 0 or result.exit_code == 0):
         raise ProfilingError(_never_opened(ctx, options, raw))
-    lost = (
-        ". Another nsys on this machine can do that: run the stage again when it has ended; one of another user "
+    text = f"nsys ended with exit code {result.exit_code} and wrote no report: {said}"
+    raise ToolError(f"{text.rstrip('.')}. {_agent_remedy(raw)}" if LOST_AGENT.search(said) else text, log=log)
+
+
+def _agent_remedy(raw: RawFolder) -> str:
+    """What to do where nsys lost its agent: an isolated one shares no memory with others."""
+    if raw.isolated:
+        return "A machine that is busy with other programs can do that: run the stage again when they have ended"
+    return (
+        "Another nsys on this machine can do that: run the stage again when it has ended; one of another user "
         "that was killed can leave /dev/shm/NSys-* locked, which may be removed while no nsys runs"
     )
-    remedy = lost if LOST_AGENT.search(said) else ""
-    raise ToolError(f"nsys ended with exit code {result.exit_code} and wrote no report: {said}{remedy}", log=log)
 
 
 def _whole_tail(result: CommandResult) -> str:

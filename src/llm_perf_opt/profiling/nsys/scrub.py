@@ -30,7 +30,7 @@ from llm_perf_opt.profiling.vendor.nsys import KeepReport, build_nsys_export_cmd
 from llm_perf_opt.system.files import move_whole
 from llm_perf_opt.system.redact import Redactor
 from llm_perf_opt.system.secrets.known import is_word, values_of
-from llm_perf_opt.system.secrets.shapes import is_secret
+from llm_perf_opt.system.secrets.shapes import is_of_a_tool, is_secret
 
 REMOVED = "(environment removed)"
 PRINTED = "(long output removed: see log.txt)"
@@ -74,6 +74,11 @@ class Environments:
     def secret_names(self) -> tuple[str, ...]:
         """The variables those values belong to."""
         return tuple(sorted({name for name, _ in self._found()}))
+
+    @property
+    def of_tools(self) -> tuple[str, ...]:
+        """The assignments by which nsys marks processes, which are no secrets and may look like ones when cut."""
+        return tuple(dict.fromkeys(f"{name}={value}" for name, value in self.variables() if is_of_a_tool(name)))
 
     def variables(self) -> Iterator[tuple[str, str]]:
         """Every variable of every process."""
@@ -331,20 +336,24 @@ def publish_report(
     sqlite = export_report(ctx, nsys, report, report.with_suffix(".sqlite"), timeout_s)
     redactor = ctx.run_command.redactor
     held = scrub_export(sqlite, redactor)
-    if keep == "always" or (keep == "clean" and _made_clean(ctx, nsys, report, held, timeout_s)):
+    left = _left_in(ctx, nsys, report, held, timeout_s) if keep == "clean" else None
+    if keep == "always" or (keep == "clean" and left is None):
         move_whole(report, ctx.out_dir / report.name)
         if not isolated:
             count = len({name for name, _ in held.variables()})
-            left = "what looked like a secret was overwritten, " if keep == "clean" else ""
+            done = "what looked like a secret was overwritten, " if keep == "clean" else ""
             notes.append(
                 f"{report.name} holds the environments of every process nsys could read, {count} variables by name; "
-                f"{left}other values are as they were"
+                f"{done}other values are as they were"
             )
     elif keep == "clean":
-        notes.append(
-            f"{report.name} was removed: it holds {_named(held)}{'' if setting is None else f'; {setting} keeps it'}. "
+        note = (
+            f"{report.name} was removed: it holds {left}{'' if setting is None else f'; {setting} keeps it'}. "
             f"The export {sqlite.name} is clean and complete"
         )
+        # A report that is missing is looked for where the run printed what it did.
+        ctx.say(f"nsys: {note}")
+        notes.append(note)
     return move_whole(sqlite, ctx.out_dir / sqlite.name)
 
 
@@ -353,7 +362,7 @@ def _named(held: Environments) -> str:
     words = [f"the values of {', '.join(held.secret_names)}"] if held.secret_names else []
     if held.texts:
         words.append(f"secrets in {held.texts} of its texts (names of ranges, what was printed)")
-    return " and ".join(words) or "bytes that look like a secret"
+    return " and ".join(words)
 
 
 def publish_leftovers(
@@ -374,19 +383,31 @@ def publish_leftovers(
             ctx.say(f"nsys: {report.name} of the failed capture was not kept ({error})")
 
 
-def _made_clean(ctx: CommandPlace, nsys: str, report: Path, held: Environments, timeout_s: float) -> bool:
-    """Whether a report can be read and holds no secret, once those that stand in it as plain bytes are overwritten."""
+def _left_in(ctx: CommandPlace, nsys: str, report: Path, held: Environments, timeout_s: float) -> str | None:
+    """What a report holds that must not be passed on, in words, once the secrets that stand in it as plain bytes are
+    overwritten; None where it can be read and is clean."""
     redactor = ctx.run_command.redactor
     secrets = held.secrets
-    if not secrets:
-        return not redactor.holds(report)
-    overwrite_secrets(report, secrets)
+    if secrets:
+        overwrite_secrets(report, secrets)
+        if not _is_readable_and_clean(ctx, nsys, report, secrets, timeout_s):
+            return _named(held)
+    name = redactor.name_of_first(report, held.of_tools)
+    if name is None:
+        return None
+    return f"bytes that look like a secret{f' (behind {name!r})' if name else ''}"
+
+
+def _is_readable_and_clean(
+    ctx: CommandPlace, nsys: str, report: Path, secrets: tuple[str, ...], timeout_s: float
+) -> bool:
+    """Whether a report in which secrets were overwritten can be exported, and none of them is left."""
     check = report.with_name("check.sqlite")
     try:
         export_report(ctx, nsys, report, check, timeout_s)
-        if holds_any(check, secrets) or holds_any(report, secrets) or redactor.holds(report):
+        if holds_any(check, secrets) or holds_any(report, secrets):
             return False
-        return scrub_export(check, redactor).is_clean
+        return scrub_export(check, ctx.run_command.redactor).is_clean
     except ProfilingError:
         (ctx.out_dir / f"export-{report.name}.log").unlink(missing_ok=True)
         return False

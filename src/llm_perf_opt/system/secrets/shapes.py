@@ -105,6 +105,11 @@ def is_secret(name: str, value: str) -> bool:
     return not is_place and _is_random(name, value)
 
 
+def is_of_a_tool(name: str) -> bool:
+    """Whether a variable is one by which nsys, ncu or llm-perf mark the processes they watch."""
+    return _TOOLS_NAME.match(name) is not None
+
+
 def without_shapes(text: str) -> str:
     """A text without what looks like a secret by itself or by the word before it."""
     out, at = [], 0
