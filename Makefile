@@ -79,7 +79,7 @@ fuzz: $(STAMP)
 drill: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -o addopts=--strict-markers -m "drill and not soak" tests/drill $(PYTEST_ARGS)
 
-# 2,000 samples, then the same again until an hour is over; memory must stay flat.
+# The workload, analyze and bench, each for an hour in one process: memory, files and threads must stay flat.
 SOAK_S ?= 3600
 soak: $(STAMP)
 	LLM_PERF_SOAK_S=$(SOAK_S) $(BIN)/python -m pytest -o addopts=--strict-markers -s -m soak tests/drill $(PYTEST_ARGS)

@@ -23,6 +23,9 @@ from llm_perf_opt.system.secrets.shapes import REDACTED, is_secret, shape_spans,
 from tests.support.fixtures_dir import REPO
 
 PRIVATE = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow1Bq8zXcVbNmAsDfGhJkL\nQwErTyUiOp23\n-----END RSA PRIVATE KEY-----"
+PGP = f"-----BEGIN PGP PRIVATE KEY BLOCK-----\n\n{'lQOYBF' * 6}\n=a1B2\n-----END PGP PRIVATE KEY BLOCK-----"
+# Behind a prefix they are keys, as scanners of keys see it; so they are put together here.
+RANDOM, DIGITS = "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3xY5zA7b", "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,19 @@ PRIVATE = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow1Bq8zXcVbNmAsDfGhJkL\nQwErTyUi
         ('{"api_key": "abcdef123"}', f'{{"api_key": "{REDACTED}"}}'),
         ("AWS_SECRET_ACCESS_KEY=abcd/efgh+ijkl x", f"AWS_SECRET_ACCESS_KEY={REDACTED} x"),
         (f"key:\n{PRIVATE}\nend", f"key:\n{REDACTED}\nend"),
+        (f"key:\n{PGP}\nend", f"key:\n{REDACTED}\nend"),
+        (f"groq {'gsk_' + RANDOM}", f"groq {REDACTED}"),
+        (f"got {'r8_' + RANDOM[:37]}, {'dapi' + DIGITS}", f"got {REDACTED}, {REDACTED}"),
+        (f"api.telegram.org/bot{'123456789:AA' + RANDOM[:33]}/send", f"api.telegram.org/bot{REDACTED}/send"),
+        ("Endpoint=sb://x/;SharedAccessKey=abcD3fgh+/1=;x", f"Endpoint=sb://x/;SharedAccessKey={REDACTED};x"),
+        ('"SecretAccessKey": "abcd/efgh1"', f'"SecretAccessKey": "{REDACTED}"'),
+        ("//registry.npmjs.org/:_authToken=abcd-efgh1", f"//registry.npmjs.org/:_authToken={REDACTED}"),
+        ("{'dbPassword': 'a&b)c;d,e1'}", f"{{'dbPassword': '{REDACTED}'}}"),
+        ("Authorization: Token abc123def456ghi", f"Authorization: Token {REDACTED}"),
+        ("Authorization%3A%20Bearer%20abc123def456ghi", f"Authorization%3A%20Bearer%20{REDACTED}"),
+        ("https://storage/b?X-Goog-Signature=0a1b2c3d4e&x=1", f"https://storage/b?X-Goog-Signature={REDACTED}&x=1"),
+        ("+ mysql -h db -phunter2x -u root", f"+ mysql -h db -p{REDACTED} -u root"),
+        ("+ sshpass -p hunter2x ssh host", f"+ sshpass -p {REDACTED} ssh host"),
     ],
 )
 def test_what_looks_like_a_secret_is_taken_out(text: str, clean: str) -> None:
@@ -55,6 +71,8 @@ def test_what_looks_like_a_secret_is_taken_out(text: str, clean: str) -> None:
         "run 20260101-120000 of meta-llama/Llama-3.1-8B-Instruct in bf16 on NVIDIA H200",
         "sha256 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
         "a basic understanding of the bearer of bad news",
+        "r8_gemm_64x64, rpa_kernel_v3_bf16, dapi, xai-model; mysql is a database and -port no flag of it",
+        "password: 'at least eight characters', clientSecret: see the vault",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:

@@ -29,13 +29,22 @@ _PUBLIC_NAME = re.compile(
 )
 _PREFIXES = (
     r"hf_(?=[A-Za-z0-9]{8})|sk-|gh[pousr]_|github_pat_|glpat-|xox[abeoprs]-|AKIA|ASIA|eyJ|nvapi-|AIza|npm_|pypi-"
-    r"|[sr]k_live_|whsec_"
+    r"|[sr]k_(?:live|test)_|whsec_|gsk_|pplx-|xai-|pcsk_|lsv2_|wandb_v1_|api_org_|dckr_pat_|GOCSPX-|xapp-|gl(?:rt|dt|cbt)-"
+    r"|do[op]_v1_|AGE-SECRET-KEY-"
 )
-_STARTS_LIKE_A_TOKEN = re.compile(rf"^(?:{_PREFIXES})[A-Za-z0-9_.-]{{8}}")
+# Those whose beginning others have too: with the length, or the letters, that make them keys.
+_WITH_LENGTH = (
+    r"r8_[A-Za-z0-9]{37}|dapi[0-9a-f]{32}|hvs\.[A-Za-z0-9_-]{24,256}|rpa_[A-Z0-9]{32,64}|1//0[A-Za-z0-9_-]{30,256}"
+    r"|[A-Za-z0-9_~.-]{3}\dQ~[A-Za-z0-9_~.-]{31,34}"
+)
+_STARTS_LIKE_A_TOKEN = re.compile(rf"^(?:(?:{_PREFIXES})[A-Za-z0-9_.-]{{8}}|{_WITH_LENGTH})")
 # The names of flags and settings that hold a secret; `max_tokens` and `eos_token` do not.
 _SETTING = (
-    r"(?:[A-Za-z0-9]{1,30}[_.-]){0,6}?(?:api[_-]?key|apikey|(?:access|account|private|secret|signing|encryption)[_-]?key"
-    r"|(?:api|access|auth|hf|bearer|refresh|session|security|id|github|gitlab|hub|web)[_-]?token|(?<![A-Za-z0-9_])(?<![A-Za-z0-9]-)token"
+    r"_{0,2}(?:[A-Za-z0-9]{1,30}[_.-]){0,6}?"
+    # As those write names who put no sign between their words: `SecretAccessKey`, `clientSecret`, `dbPassword`.
+    r"(?:secret|shared|client|consumer|app|user|db|database|admin|root|master|proxy)?"
+    r"(?:api[_-]?key|apikey|(?:access|account|private|secret|signing|encryption|master)[_-]?key"
+    r"|(?:api|access|auth|bot|hf|bearer|refresh|session|security|id|github|gitlab|hub|web)[_-]?token|(?<![A-Za-z0-9_])(?<![A-Za-z0-9]-)token"
     r"|secret|passw(?:or)?d|passphrase|pwd|credentials?|authorization|cookie|dsn|webhook(?:[_-]?url)?)"
 )
 _FLAG = re.compile(rf"--?{_SETTING}", re.IGNORECASE)
@@ -43,12 +52,23 @@ _SETTING_NAME = re.compile(_SETTING, re.IGNORECASE)
 _NUMBER = re.compile(r"[\d.,_]{1,9}|true|false|null|none|auto|bearer|basic", re.IGNORECASE)
 _ANY_NUMBER = re.compile(r"[\[{(-]*[\d.,_eE+-]+")
 # Neither control characters nor bytes that are not text: in a binary file a value ends there.
-_VALUE = r"[^\s\"'`,;&)\]}\\\x00-\x1f\udc80-\udcff]{6,4096}"
+_UNQUOTED = r"[^\s\"'`,;&)\]}\\\x00-\x1f\udc80-\udcff]{6,4096}"
+# Within quotes also the signs that end one elsewhere.
+_VALUE = (
+    r"(?:(?<=\")[^\s\"\\\x00-\x1f\udc80-\udcff]{6,4096}(?=\\?\")|(?<=')[^\s'\\\x00-\x1f\udc80-\udcff]{6,4096}(?=\\?')"
+    rf"|{_UNQUOTED})"
+)
 
 _PRIVATE_KEY = re.compile(
-    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----.{0,16000}?(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----|\Z)", re.DOTALL
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----.{0,16000}?"
+    r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
+    re.DOTALL,
 )
-_TOKEN = re.compile(rf"(?<![A-Za-z0-9_-])(?:{_PREFIXES}|SG\.|ya29\.|dop_v1_)[A-Za-z0-9_.-]{{12,4096}}")
+_TOKEN = re.compile(
+    rf"(?<![A-Za-z0-9_-])(?:(?:{_PREFIXES}|SG\.|ya29\.)[A-Za-z0-9_.-]{{12,4096}}|(?:{_WITH_LENGTH})(?![A-Za-z0-9]))"
+    # A bot's, which stands in the addresses its messages go to.
+    r"|(?<!\d)\d{8,10}:AA[A-Za-z0-9_-]{33}(?![A-Za-z0-9_-])"
+)
 _URL_USER = re.compile(
     r"(?<![a-zA-Z])[a-zA-Z][a-zA-Z0-9+.-]{1,20}://"
     r"([^/\s:@'\"\x00-\x1f]{0,256}:[^/\s'\"\x00-\x1f]{1,512}|[^/\s:@'\"\x00-\x1f]{16,512})@"
@@ -58,11 +78,14 @@ _WEBHOOK = re.compile(
     r"|outlook\.office\.com/webhook)/([^\s'\"\\\x00-\x1f]{1,2048})"
 )
 _QUERY = re.compile(
-    r"[?&;](?:sig|signature|x-amz-signature|key|code|token|[a-z_-]{0,20}(?:token|secret|password|apikey|api_key))="
+    r"[?&;](?:sig|signature|x-(?:amz|goog)-signature|key|code|token|[a-z_-]{0,20}(?:token|secret|password|apikey|api_key))="
     r"([^&;\s'\"\\\x00-\x1f]{6,4096})",
     re.IGNORECASE,
 )
-_AUTH = re.compile(r"\b(?i:bearer|basic)\s+((?=[A-Za-z._~+/=-]{0,200}[0-9A-Z])[A-Za-z0-9._~+/=-]{12,4096})")
+_AUTH = re.compile(
+    r"(?:\b|%20)(?i:bearer|basic|(?<=authorization: )(?:token|apikey|negotiate))(?:\s+|%20)"
+    r"((?=[A-Za-z._~+/=-]{0,200}[0-9A-Z])[A-Za-z0-9._~+/=-]{12,4096})"
+)
 _ASSIGNED = re.compile(
     rf"(?<![A-Za-z0-9_])({_SETTING})\\?[\"']?(\s{{0,4}}[=:]\s{{0,4}}\\?[\"']?)({_VALUE})", re.IGNORECASE
 )
@@ -78,6 +101,10 @@ _USER = re.compile(
     r"(?:^|(?<=[\s\"'\[,(]))(?:-u|-U|--user|--proxy-user)(?:[\"']?\s{0,4},\s{0,4}[\"']?|[= ]\s{0,3}[\"']?|(?=[A-Za-z]))"
     r"([^:/\s\"',]{1,256}):([^/\s\"',\x00-\x1f][^\s\"',\x00-\x1f]{3,512})"
 )
+# `mysql -pPASSWORD` and `sshpass -p PASSWORD`, as a shell that tells what it runs writes them.
+_CLIENT = re.compile(
+    r"\b(?:mysql\w{0,10}\s(?:[^\n|;&\x00]{0,200}?\s)??-p|sshpass\s{1,4}-p\s{0,4})[\"']?([^\s\"'|;&\\\x00-\x1f]{5,256})"
+)
 _USER_FLAGS = ("-u", "-U", "--user", "--proxy-user")
 # A line of .netrc; a log seldom has these words in this order.
 _NETRC = re.compile(r"\blogin\s{1,4}[^\s\"']{1,256}\s{1,8}password\s{1,4}([^\s\"'\\\x00-\x1f]{3,512})")
@@ -85,10 +112,11 @@ _NETRC = re.compile(r"\blogin\s{1,4}[^\s\"']{1,256}\s{1,8}password\s{1,4}([^\s\"
 _TAKES_PASSWORD = re.compile(r"(?:mysql|mariadb)\w*|sshpass|mongo\w*|ldap\w+|smbclient", re.IGNORECASE)
 # A text without any of these holds no secret by its shape; looking for them is much faster than the patterns are.
 MARKS = (
-    *("hf_", "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox", "akia", "asia", "eyj"),
-    *("nvapi-", "aiza", "npm_", "pypi-", "k_live_", "whsec_", "sg.", "ya29.", "dop_v1_", "://", "bearer", "basic"),
-    *("private key", "key", "token", "secret", "pass", "pwd", "credential", "auth", "cookie", "dsn", "webhook"),
-    *("_pat=", "jwt", "session_id", "sig=", "signature=", "code=", "-u", "--user", "--proxy-user"),
+    *("hf_", "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "_pat", "glpat-", "xox", "akia", "asia", "eyj", "nvapi-"),
+    *("aiza", "npm_", "pypi-", "k_live_", "k_test_", "whsec_", "gsk_", "pplx-", "xai-", "pcsk_", "lsv2_", "_v1_"),
+    *("api_org_", "gocspx-", "xapp-", "glrt-", "gldt-", "glcbt-", "r8_", "dapi", "hvs.", "rpa_", "1//0", "q~", ":aa"),
+    *("sg.", "ya29.", "://", "bearer", "basic", "private key", "key", "token", "secret", "pass", "pwd", "credential"),
+    *("auth", "cookie", "dsn", "webhook", "jwt", "session_id", "sig=", "signature=", "code=", "-u", "mysql"),
 )
 
 
@@ -130,7 +158,7 @@ def shape_spans(text: str, *, is_code: bool = False, in_file: bool = False) -> l
     found = [match.span() for pattern in (_PRIVATE_KEY, _TOKEN) for match in pattern.finditer(text)]
     found += [match.span(1) for pattern in (_URL_USER, _WEBHOOK) for match in pattern.finditer(text)]
     if not is_code:
-        found += [match.span(1) for pattern in (_QUERY, _AUTH, _NETRC) for match in pattern.finditer(text)]
+        found += [match.span(1) for pattern in (_QUERY, _AUTH, _NETRC, _CLIENT) for match in pattern.finditer(text)]
         named = [(match[3], match.span(3)) for match in _ASSIGNED.finditer(text) if not _is_prose(*match.groups())]
         named += [(match[1], match.span(1)) for match in _GIVEN.finditer(text)]
         named += [(match[2], match.span(2)) for match in _VARIABLE.finditer(text) if _names_a_secret(match)]
