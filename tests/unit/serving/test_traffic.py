@@ -167,8 +167,10 @@ def test_arguments_of_vllm_are_read(tmp_path: Path) -> None:
     given = "http://[::1]:8000 --model M --request-rate 4 --max-concurrency 64 --num-prompts 200 --random-input-len 512"
     given += " --random-output-len=128 --dataset-name sharegpt --dataset-path f.json --backend openai-chat --seed 3"
     given += " --goodput ttft:200 tpot:30 --burstiness 0.5 --ignore-eos --save-result --num-warmups 1 load.stall_s=9"
+    given += " --tokenizer T --percentile-metrics ttft,tpot --metric-percentiles=90,99 --ready-check-timeout-sec 7"
     config = read_config(given.split(), user_dir=tmp_path)
     assert (config.server.url, config.server.model, config.server.ignore_eos) == ("http://[::1]:8000", "M", True)
+    assert config.server.ready_timeout_s == 7.0
     load = config.load
     assert (load.levels(), load.max_concurrency, load.requests, load.duration_s) == (
         (LoadLevel(rate=4.0),),
@@ -188,6 +190,9 @@ def test_arguments_of_vllm_are_read(tmp_path: Path) -> None:
         ("--max-concurrency 8", LoadLevel(concurrency=8)),
         ("--request-rate inf --max-concurrency 8", LoadLevel(concurrency=8)),
         ("--request-rate inf --num-prompts 50", LoadLevel(concurrency=50)),
+        ("--num-prompts 50", LoadLevel(concurrency=50)),
+        ("--num-prompts 50 load.rate=3", LoadLevel(rate=3)),
+        ("--num-prompts 50 load.concurrency=3", LoadLevel(concurrency=3)),
         ("--concurrency 4", LoadLevel(concurrency=4)),
         ("--request-rate 2 load.rate=3", LoadLevel(rate=3)),
     ],
@@ -206,6 +211,8 @@ def test_a_load_without_a_rate_is_a_closed_loop(given: str, level: LoadLevel, tm
         ("--goodput", "--goodput: needs limits, allowed: ttft:200"),
         ("--goodput itl:2", "--goodput: unknown limit 'itl:2', allowed: ttft:MS"),
         ("--backend tgi", "--backend: not supported (got 'tgi'), allowed: openai, vllm, openai-chat"),
+        ("--metric-percentiles 95", "--metric-percentiles: not supported (got '95'), allowed: 50, 90, 99"),
+        ("--tokenizer", "--tokenizer: needs a value"),
         ("--request-rate fast", "load.rate.0: not a number (got 'fast')"),
         ("traffic.format=mooncake", "traffic.format: needs traffic.path too"),
         ("traffic.images=1", "traffic.images: only a chat has images, allowed: load.api=chat"),

@@ -19,8 +19,12 @@ DATASETS: Mapping[str, str | None] = {
 }
 BACKENDS = {"openai": "completions", "vllm": "completions", "openai-chat": "chat"}
 ENDPOINTS = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
-# Always so here.
-WITHOUT_EFFECT = ("--save-result", "--save-detailed", "--disable-tqdm")
+# Always so here; the second ones have a value. Tokens are counted by the server, every latency is printed.
+WITHOUT_EFFECT = ("--save-result", "--save-detailed", "--disable-tqdm", "--trust-remote-code")
+VALUE_WITHOUT_EFFECT = ("--tokenizer", "--tokenizer-mode", "--percentile-metrics")
+PERCENTILES = ("50", "90", "99")
+# Keys that say by themselves what load is sent.
+LOAD_KEYS = frozenset({"load.rate", "load.concurrency", "load.search", "load.arrival"})
 # Longer than any load that was counted in requests.
 SHORTEST_LIMIT_S = 3600.0
 
@@ -71,6 +75,9 @@ class _Words:
 def _flag(name: str, joined: str | None, words: _Words, found: dict[str, str]) -> None:
     if name in WITHOUT_EFFECT:
         return
+    if name in VALUE_WITHOUT_EFFECT:
+        _ = joined if joined is not None else words.value()
+        return
     if name == "--ignore-eos":
         found.update({"load.ignore_eos": "true", "server.ignore_eos": "true"})
         return
@@ -120,6 +127,14 @@ def _burstiness(value: str, found: dict[str, str]) -> None:
         found.update({"load.arrival": "gamma", "load.burstiness": value})
 
 
+def _only(*allowed: str) -> Callable[[str, dict[str, str]], None]:
+    def check(value: str, found: dict[str, str]) -> None:
+        if any(part not in allowed for part in value.split(",")):
+            raise ValueError(f"not supported (got {value!r}), allowed: {', '.join(allowed)}")
+
+    return check
+
+
 FLAGS: Mapping[str, Callable[[str, dict[str, str]], None]] = {
     "--base-url": _key("server.url", quoted=True),
     "--host": _key("host"),
@@ -142,6 +157,9 @@ FLAGS: Mapping[str, Callable[[str, dict[str, str]], None]] = {
     "--dataset-path": _key("traffic.path", quoted=True),
     "--seed": _key("load.seed", "dataset.seed"),
     "--temperature": _key("load.temperature"),
+    "--ready-check-timeout-sec": _key("server.ready_timeout_s"),
+    "--metric-percentiles": _only(*PERCENTILES),
+    "--random-range-ratio": _only("0", "0.0"),
 }
 
 
@@ -152,18 +170,21 @@ def _overrides(found: dict[str, str], rest: Sequence[str]) -> list[str]:
         name = host or "127.0.0.1"
         address = f"http://[{name}]:{port or 8000}" if ":" in name else f"http://{name}:{port or 8000}"
         found.setdefault("server.url", json.dumps(address))
-    _closed_loop(found)
     given = {word.partition("=")[0] for word in rest}
+    _closed_loop(found, has_load=bool(given & LOAD_KEYS))
     if "load.requests" in found and "load.duration_s" not in given:
         found["load.duration_s"] = f"{_limit_s(found):.0f}"
     return [f"{key}={value}" for key, value in found.items() if key not in given]
 
 
-def _closed_loop(found: dict[str, str]) -> None:
-    """Without a rate, or with `inf`, vLLM sends everything as soon as its limit of concurrency allows."""
+def _closed_loop(found: dict[str, str], *, has_load: bool) -> None:
+    """Without a rate, or with `inf`, vLLM sends everything as soon as its limit of concurrency allows.
+
+    `has_load`: the load is given by our own keys.
+    """
     if found.get("load.rate", "inf") != "inf" or "load.concurrency" in found:
         return
-    is_asked = found.pop("load.rate", None) is not None
+    is_asked = found.pop("load.rate", None) is not None or ("load.requests" in found and not has_load)
     limit = found.pop("load.max_concurrency", None)
     if limit is not None or is_asked:
         found["load.concurrency"] = limit or found.get("load.requests", "1000")
