@@ -102,12 +102,12 @@ def _matched(level: SlowLevel, document: SlowDocument) -> str | None:
 def _slowest(level: SlowLevel, source: str) -> SectionTable:
     names = [name for name in PARTS if any(part.name == name for one in level.slowest for part in one.parts)]
     is_bounded = level.method == "arrival times"
-    columns = ["request", "sent at s", "prompt tokens", "end-to-end ms", *(f"{name} ms" for name in names)]
-    columns += ["of it prefill of others, at least ms"] if is_bounded else ["in shared steps ms"]
-    rows = [(*_cells(one, names), _least(one) if is_bounded else _shared(one), _cause(one)) for one in level.slowest]
+    columns = ["request", "sent s", "prompt tokens", "end-to-end", *names]
+    columns += ["of others' prefill at least"] if is_bounded else ["in shared steps"]
+    rows = [(*_cells(one, names), _least(one) if is_bounded else _shared(one), *_causes(one)) for one in level.slowest]
     return SectionTable(
-        title=f"Slowest requests, {level.label}",
-        columns=(*columns, "largest delay, longest gap"),
+        title=f"Slowest requests, {level.label}, in ms",
+        columns=(*columns, "delayed most by", "longest gap"),
         rows=tuple(rows),
         source=source,
     )
@@ -127,17 +127,18 @@ def _least(one: ExplainedRequest) -> float | None:
     return next((1e3 * p.low_s for p in one.parts if p.name == "other requests' prefill" and p.low_s is not None), None)
 
 
-def _cause(one: ExplainedRequest) -> str:
-    texts = []
+def _causes(one: ExplainedRequest) -> tuple[str, str]:
+    """The request that delayed it most, and its longest gap."""
+    delayed = longest = ""
     if one.delayed_by:
         delay = one.delayed_by[0]
-        where = f" in steps {steps_text(delay.steps)}" if delay.steps else ""
-        texts.append(f"{_name(delay)}: {_time(delay.time_s)}{where}")
+        where = f", steps {steps_text(delay.steps)}" if delay.steps else ""
+        delayed = f"{delay.request}: {_time(delay.time_s)}{where}"
     gap = one.longest_gap
     if gap is not None and gap.time_s:
         step = "" if gap.step is None else f", step {gap.step}"
-        texts.append(f"gap of {_time(gap.time_s)} before token {gap.token}{step}")
-    return "; ".join(texts)
+        longest = f"{_time(gap.time_s)}, token {gap.token}{step}"
+    return delayed, longest
 
 
 def _delays(level: SlowLevel, source: str) -> list[SectionTable]:
