@@ -38,10 +38,11 @@ def _lines(level: LevelResult, slo: SloSection) -> Iterator[str]:
     yield _row("Benchmark duration (s):", level.duration_s)
     if not level.completed:
         most = next(iter(level.errors), "no request was sent")
-        yield f"Every request failed. Most frequent error: {most}" if level.sent else "No request was sent."
+        which = "Every request failed" if level.failed == level.sent else "No request succeeded"
+        yield f"{which}. Most frequent error: {most}" if level.sent else "No request was sent."
         yield "=" * WIDTH
         return
-    if level.errors:
+    if level.failed and level.errors:
         yield f"Most frequent error: {next(iter(level.errors))}"
     yield _row("Total input tokens:", level.input_tokens)
     yield _row("Total generated tokens:", level.output_tokens)

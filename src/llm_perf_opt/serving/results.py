@@ -305,7 +305,7 @@ def level_result(run: LoadRun, slo: SloSection, *, gpus: Sequence[GpuFigures] = 
         completed=len(good),
         failed=sum(1 for r in counted if r.status == "failed"),
         unfinished=sum(1 for r in counted if r.status == "unfinished"),
-        errors=dict(Counter(r.error for r in counted if r.error is not None).most_common(MOST_ERRORS)),
+        errors=_errors(counted),
         stopped=run.stopped,
         cut_short=run.cut_short,
         input_tokens=inputs,
@@ -332,6 +332,15 @@ def level_result(run: LoadRun, slo: SloSection, *, gpus: Sequence[GpuFigures] = 
         counter_samples=tuple(run.counters),
         gpus=tuple(gpus),
     )
+
+
+def _errors(records: Sequence[RequestRecord]) -> dict[str, int]:
+    """Errors with their count: those of failed requests by frequency, then why others did not end."""
+    found: Counter[str] = Counter()
+    for status in ("failed", "unfinished"):
+        texts = Counter(r.error for r in records if r.status == status and r.error is not None)
+        found.update(dict(texts.most_common(MOST_ERRORS)))
+    return dict(found)
 
 
 def keeps_to(record: RequestRecord, slo: SloSection) -> bool:

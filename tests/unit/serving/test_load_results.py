@@ -95,6 +95,16 @@ def test_a_block_names_the_most_frequent_error() -> None:
     ]
 
 
+def test_what_failed_is_named_before_what_had_not_ended() -> None:
+    left = [RequestRecord(index=n, started_s=0.0, status="unfinished", error="under way") for n in range(9)]
+    level = level_result(LoadRun(level=LoadLevel(rate=2.0), records=[*left, *FAILED], duration_s=2.0), SloSection())
+    assert list(level.errors.items()) == [("HTTP 500: no", 3), ("under way", 9)]
+    lines = result_block(level, slo=SloSection()).splitlines()
+    assert lines[-2] == "No request succeeded. Most frequent error: HTTP 500: no"
+    some = level_result(LoadRun(level=LoadLevel(rate=2.0), records=[*RECORDS, *left], duration_s=2.0), SloSection())
+    assert not any("error" in line for line in result_block(some, slo=SloSection()).splitlines())
+
+
 def test_saturation_is_the_level_after_which_more_load_brings_no_throughput() -> None:
     levels = (_level(1, 250, 20), _level(4, 837, 41), _level(8, 859.6, 106.6))
     document = BenchDocument(levels=levels)
