@@ -81,3 +81,11 @@ def test_the_expression_that_was_seen_stands_for_its_line() -> None:
 
 def test_what_is_no_python_has_no_names() -> None:
     assert read_source("def (:\n") is None
+
+
+def test_a_frame_without_a_name_does_what_is_inside_its_expression_alone() -> None:
+    source = read_source("print(sum(look(i) for i in range(4)))\n")
+    assert source is not None
+    assert "print" in source.names(1)
+    assert "print" not in source.names(1, inside="<genexpr>")
+    assert "look" in source.names(1, inside="<genexpr>")

@@ -3,8 +3,13 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from llm_perf_opt.core.documents import HostRow
+from llm_perf_opt.diagnosis.host.owners import INTERPRETER
 from llm_perf_opt.diagnosis.host.stacks import Frame
 from llm_perf_opt.profiling.observed import (
     LineNames,
@@ -15,6 +20,7 @@ from llm_perf_opt.profiling.observed import (
     stacks_of_places,
     summarise_look,
 )
+from llm_perf_opt.profiling.sampled import Pass, _ends
 
 PROGRAM = """
 import os, time
@@ -44,7 +50,14 @@ def watch(folder: Path, *, stacks: bool, text: str = PROGRAM, **environ: str) ->
 def test_a_look_knows_places_types_pauses_and_memory(tmp_path: Path) -> None:
     program = watch(tmp_path, stacks=False)
     look = first_look(read_looks(tmp_path / "looks"), 0)
-    assert look is not None and look.ended and look.stacks == ()
+    assert look is not None and look.ended and not look.raised and look.stacks == ()
+    assert look.age_s > 0
+    # Of two seconds 1.5 were looked at; 0.1 passed before, so 0.4 after.
+    timed = replace(look, age_s=0.1, elapsed_s=1.5)
+    whole = Pass(process=look.pid, stacks=(), duration_s=2.0, cpu_s=1.0, end_unseen=False, sampler="py-spy", look=timed)
+    bare = HostRow(cell=INTERPRETER, function="", file="", line=0, leaf="", text="", samples=100)
+    assert _ends([bare], whole) == [replace(bare, cell="host.exit", samples=80), replace(bare, samples=20)]
+    assert _ends([bare], replace(whole, look=replace(timed, ended=False))) == [bare]
     assert (str(program), "work") in {(place.file, place.function) for place in look.places}
     types = {name: seen for place in look.places for name, seen in place.types.items()}
     assert types["kept"] == "bytearray 30000000 elements"
@@ -52,6 +65,13 @@ def test_a_look_knows_places_types_pauses_and_memory(tmp_path: Path) -> None:
     assert found.garbage.count > 0 and found.garbage.owner.startswith("work() at program.py:")
     assert found.memory.peak_bytes > 30_000_000
     assert found.threads.processors == len(os.sched_getaffinity(0))
+
+
+def test_an_end_by_an_exception_is_known(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        watch(tmp_path, stacks=False, text="raise ValueError('no')\n")
+    look = first_look(read_looks(tmp_path / "looks"), 0)
+    assert look is not None and look.ended and look.raised
 
 
 def test_where_it_samples_too_its_stacks_are_those_of_a_sampler(tmp_path: Path) -> None:

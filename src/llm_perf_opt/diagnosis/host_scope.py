@@ -17,6 +17,8 @@ GC, CPU_WAIT, ONE_THREAD, CHECKS, OPERATORS = (
     "host.work.checks",
     "host.work.operators",
 )
+# Pauses that the program did not call for.
+AUTOMATIC = f"{GC}.automatic"
 LOCK, PROCESS, SMALL = "host.wait.lock", "host.wait.process", "host.work.small_tensors"
 WORK = ("host.work", "host.disk")
 COMPILE, RECOMPILE = "host.startup.compile", "host.work.recompile"
@@ -103,7 +105,7 @@ def _paused(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
         return rows
     left = [_scaled(row, 1 - paused / work) if row.cell.startswith(WORK) and row.cell != GC else row for row in rows]
     told = f"{garbage.count} automatic collections, the longest {garbage.longest_s * 1e3:.0f} ms"
-    return [*left, HostRow(cell=GC, function=garbage.owner, file="", line=0, leaf=told, text="", samples=paused)]
+    return [*left, HostRow(cell=AUTOMATIC, function=garbage.owner, file="", line=0, leaf=told, text="", samples=paused)]
 
 
 def _by_switches(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
@@ -138,8 +140,13 @@ def _crowded(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
     if seen is None or found.wall_s <= 0:
         return rows
     threads, limit = seen.threads, _thread_limit(found)
+    work = sum(row.samples for row in rows if row.cell.startswith((*WORK, LOCK, PROCESS)))
+    own = sum(row.samples for row in rows if row.cell.startswith(WORK))
+    # Threads that work or want to, on average over the time in which the program works: with fewer of them than there
+    # are processors, it is other programs that they wait for.
+    together = (own + sum(thread.samples for thread in found.threads)) / max(work, 1)
     busy = 1 + sum(1 for thread in found.threads if thread.samples >= BUSY * max(found.samples, 1))
-    wanted = max(busy, limit or 0)
+    wanted = max(busy if together > threads.processors else 0, limit or 0)
     waited = threads.waited_s / max(threads.ran_s + threads.waited_s, 1e-9)
     if wanted <= threads.processors or waited < CROWDED:
         return rows
@@ -186,7 +193,8 @@ def _waiting(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
     """Work of the main thread in whose time other threads held the GIL is a wait for it."""
     gil = found.gil
     busy = [thread for thread in found.threads if thread.samples >= BUSY * max(found.samples, 1)]
-    if gil is not None and gil.others_share >= GIL_HELD and len(busy) > 1:
+    locked = sum(row.samples for row in rows if row.cell == LOCK) / max(found.samples, 1)
+    if gil is not None and locked and gil.others_share >= GIL_HELD * locked and len(busy) > 1:
         # Threads that run Python interleaved: who waits for all of them waits for the interpreter.
         told = f"{len(busy)} threads take turns in the interpreter"
         rows = [

@@ -12,6 +12,7 @@ standard library alone.
 import json
 import os
 import re
+import select
 import subprocess
 import sys
 import time
@@ -42,13 +43,30 @@ def main() -> int:
 
 def _behind(command: list[str], seen: dict[str, float]) -> int:
     sampler = subprocess.Popen(command)
+    program: select.poll | None = None
     while True:
         ended = sampler.poll() is not None
         if "exit_code" not in seen and (children := _children(sampler.pid)):
+            program = program or _watch(children[0])
             seen.update(_look(children[0]))
         if ended:
             return sampler.returncode
-        time.sleep(POLL_S)
+        if program is None or "exit_code" in seen:
+            time.sleep(POLL_S)
+        else:
+            # The sampler waits for the program as soon as it ends, and its exit code is gone then: be there first.
+            program.poll(POLL_S * 1e3)
+
+
+def _watch(pid: int) -> "select.poll | None":
+    """What returns from a wait the moment a process ends; None where this kernel has no such thing."""
+    try:
+        number = os.pidfd_open(pid)
+    except OSError:
+        return None
+    watched = select.poll()
+    watched.register(number, select.POLLIN)
+    return watched
 
 
 def _own(command: list[str], sampler: list[str], seen: dict[str, float]) -> int:

@@ -83,11 +83,17 @@ class SeenStack:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessLook:
-    """The file of one process. `awaits`: where coroutines of the program's own was while the event loop was idle."""
+    """The file of one process. `awaits`: where coroutines of the program's own were while the event loop was idle.
+
+    `age_s` is the age of the process at the first look, `elapsed_s` the time from there to the last. `ended`: the
+    interpreter came to its end; `raised`: because of an exception that nobody caught.
+    """
 
     pid: int
+    age_s: float
     elapsed_s: float
     ended: bool
+    raised: bool
     environment: Mapping[str, str]
     collections: Collected
     compilations: tuple[Compiled, ...]
@@ -203,7 +209,6 @@ class LineNames:
             self._places[(self._path(place.file), place.line)] = place
 
     def __call__(self, file: str, function: str, line: int) -> tuple[str, ...]:
-        del function
         if is_library(file) or not line:
             return ()
         path = self._path(file)
@@ -214,7 +219,7 @@ class LineNames:
             return ()
         place = self._places.get((path, line))
         types = NO_TYPES if place is None else place.types
-        return source.names(line, types, None if place is None else place.span)
+        return source.names(line, types, None if place is None else place.span, function)
 
     def detail(self, file: str, line: int) -> str:
         """The file, peer, or arrays that a line works on, as the look saw them; an empty text where it saw none."""

@@ -54,6 +54,9 @@ IDLE_LOOP = "host.wait.other"
 BEHIND = "behind in sampling"
 OURS = str(INJECT_DIR)
 LOCK, PROCESS, EXIT = "host.wait.lock", "host.wait.process", "host.exit"
+# Data that is loaded in this process, and the wait for those that load it.
+PICKLING, PASSING = "host.work.json", "host.wait.process.pickle"
+LOADING, WORKERS = "host.data_loading", "host.data_loading.workers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +139,7 @@ def sample_program(ctx: StageContext, *, rate_hz: int, timeout_s: float, holds_g
             notes += (f"who holds the GIL is not known: {error}",)
     waits_for = _other_side(others, lines, names, looked.process)
     rows = [_explained(row, names, waits_for, total) for row in host_rows(main, lines, names)]
-    rows = _awaited(rows, looked.look, lines, names)
+    rows = _ends(_awaited(rows, looked.look, lines, names), looked)
     clean = ctx.run_command.redactor.text
     seen = None if looked.look is None else summarise_look(looked.look, clean)
     return HostDocument(
@@ -161,6 +164,7 @@ class OtherSide:
     owner: str
     samples: int
     is_process: bool
+    cell: str
 
 
 def _other_side(others: Sequence[Stack], lines: Lines, names: Names, process: int) -> OtherSide | None:
@@ -177,15 +181,21 @@ def _other_side(others: Sequence[Stack], lines: Lines, names: Names, process: in
         owner=top_place(stacks, lines),
         samples=sum(stack.samples for stack in stacks),
         is_process=key[1] != process,
+        cell=host_rows(stacks, lines, names)[0].cell,
     )
 
 
 def _explained(row: HostRow, names: LineNames, waits_for: OtherSide | None, total: int) -> HostRow:
     """A row with what was seen of its values; a wait with what it waits for, which may be another process."""
-    if row.cell not in (LOCK, PROCESS) or waits_for is None or waits_for.samples < BUSY_SHARE * total:
+    if row.cell not in (LOCK, PROCESS, LOADING) or waits_for is None or waits_for.samples < BUSY_SHARE * total:
         return replace(row, detail=names.detail(row.file, row.line))
+    if row.cell == LOADING and not waits_for.is_process:
+        return row
     told = f"meanwhile {'a child process' if waits_for.is_process else 'another thread'}: {waits_for.owner}"
-    return replace(row, cell=PROCESS if waits_for.is_process else row.cell, detail=told)
+    cell = WORKERS if row.cell == LOADING else PROCESS if waits_for.is_process else row.cell
+    if cell == PROCESS and waits_for.cell == PICKLING:
+        cell = PASSING
+    return replace(row, cell=cell, detail=told)
 
 
 def live_notes(seen: HostObserved | None, *, wall_s: float) -> tuple[str, ...]:
@@ -211,6 +221,21 @@ def _is_sparse(main: Sequence[Stack], looked: Pass, rate_hz: int) -> bool:
     kept = sum(stack.samples for stack in main if stack.frames)
     seen_s = sum(place.weight_s for place in looked.look.places) if looked.look is not None else 0.0
     return kept < SPARSE * looked.duration_s * rate_hz and seen_s > max(0.5 * looked.duration_s, kept / rate_hz)
+
+
+def _ends(rows: list[HostRow], looked: Pass) -> list[HostRow]:
+    """Samples of the interpreter without Python: those before the program's first line, and those of its exit."""
+    look = looked.look
+    if look is None or not look.ended:
+        return rows
+    after_s = max(0.0, looked.duration_s - look.age_s - look.elapsed_s)
+    part = after_s / max(after_s + look.age_s, 1e-9)
+    found: list[HostRow] = []
+    for row in rows:
+        at_exit = round(part * row.samples) if row.cell == INTERPRETER else 0
+        found += [replace(row, samples=row.samples - at_exit)] if row.samples > at_exit else []
+        found += [replace(row, cell=EXIT, samples=at_exit)] if at_exit else []
+    return sorted(found, key=lambda row: -row.samples)
 
 
 def _awaited(rows: list[HostRow], look: ProcessLook | None, lines: Lines, names: Names) -> list[HostRow]:
@@ -290,14 +315,15 @@ def _run(job: SampleJob, sampler: tuple[str, str], name: str, *, mode: str, only
     if not stacks:
         saw_none = "No python processes found" in result.tail
         raise NothingSampled(_why_nothing(result.tail, result.exit_code), saw_no_python=saw_none)
+    look = first_look(launched.looks, process)
     return Pass(
         process=process,
         stacks=stacks,
         duration_s=launched.duration_s,
         cpu_s=launched.cpu_s,
-        end_unseen=launched.end_unseen,
+        end_unseen=launched.end_unseen and not (look is not None and look.ended and not look.raised),
         sampler=sampler[1],
-        look=first_look(launched.looks, process),
+        look=look,
         fell_behind=BEHIND in result.tail,
     )
 

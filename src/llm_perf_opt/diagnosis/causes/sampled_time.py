@@ -40,6 +40,7 @@ def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
                 for cell in named[:SHOWN]
             ),
         ),
+        traits=frozenset(f"cell:{cell.id}" for cell in named[:1]),
         confidence="low" if samples < FEW else "high" if samples >= MANY else "medium",
         is_one_time=cause.is_one_time,
     )

@@ -19,6 +19,14 @@ _LITERALS: Mapping[type[ast.expr], str] = {
     ast.JoinedStr: "str",
     ast.Tuple: "tuple",
 }
+# Frames without a name, and what they are in the source code.
+_NAMELESS: Mapping[str, type[ast.expr]] = {
+    "<genexpr>": ast.GeneratorExp,
+    "<listcomp>": ast.ListComp,
+    "<setcomp>": ast.SetComp,
+    "<dictcomp>": ast.DictComp,
+    "<lambda>": ast.Lambda,
+}
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LOOP = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
@@ -45,14 +53,26 @@ class SourceNames:
     imports: dict[str, str] = field(default_factory=dict)
     bound: dict[tuple[str, str], str] = field(default_factory=dict)
 
-    def names(self, line: int, types: Types = NO_TYPES, span: tuple[int, int] | None = None) -> tuple[str, ...]:
-        """What the statement at a line does; with `span`, columns on that line, what the expression there does."""
+    def names(
+        self, line: int, types: Types = NO_TYPES, span: tuple[int, int] | None = None, inside: str = ""
+    ) -> tuple[str, ...]:
+        """What the statement at a line does; with `span`, columns on that line, what the expression there does.
+
+        `inside` is the name of the frame: of a comprehension or lambda, what is around it is another frame's.
+        """
         statement, around = self._at(line)
         if statement is None:
             return ()
         scope = around.function.name if around.function is not None else ""
         namer = _Namer(source=self, scope=scope, types=types)
-        found = dict.fromkeys(_described(statement, line, span, namer))
+        own = _NAMELESS.get(inside)
+        nameless = [] if own is None else [node for node in _expressions(statement, line) if isinstance(node, own)]
+        if nameless:
+            found = dict.fromkeys(
+                name for one in nameless for node in ast.walk(one) for name in _of_expression(node, namer)
+            )
+        else:
+            found = dict.fromkeys(_described(statement, line, span, namer))
         extra = [f"arg {types[name]}" for name in dict.fromkeys(_plain_names(statement, line)) if name in types]
         if around.in_loop:
             extra.append("loop")

@@ -18,6 +18,8 @@ _LIBRARY = re.compile(r"(^|/)(site|dist)-packages/|(^|/)lib/python\d|^<")
 _PACKAGE = re.compile(
     r"(?:site|dist)-packages/([^/]+?)(?:/|\.py$|\.)|lib/python\d[\d.]*/(?!(?:site|dist)-packages)(?:lib-dynload/)?([^/]+?)(?:/|\.py$|\.)"
 )
+MODEL, RELOAD = "host.startup.model", "host.work.reload"
+_LOADS = re.compile(r"(^|\.)from_pretrained$|(^|\.)load_state_dict$|/torch/serialization\.py$|/safetensors/")
 _MACHINERY = "<frozen"
 # Between a line of the user's and the function in C that it calls lie so many frames of wrappers at most.
 NEAR = 3
@@ -106,8 +108,12 @@ class _Group:
 def host_rows(stacks: Iterable[Stack], line_of: Lines, names_of: Names = no_names) -> tuple[HostRow, ...]:
     """One row for each cell and owner, the most samples first. `line_of` gives a line of source code, or nothing."""
     groups: dict[tuple[str, str, str], _Group] = {}
-    for stack in stacks:
-        cell, owner, leaf = owned(stack, line_of, names_of)
+    found = [(stack, *owned(stack, line_of, names_of)) for stack in stacks]
+    # What builds a model on the way to loading it again builds it again.
+    again = {key for stack, cell, *_ in found if cell == RELOAD for key in _in_loop(stack.frames, names_of)}
+    for stack, cell, owner, leaf in found:
+        if cell == MODEL and again and not again.isdisjoint(_in_loop(stack.frames, names_of)):
+            cell = RELOAD
         group = groups.setdefault((cell, owner.function, owner.file), _Group())
         group.samples += stack.samples
         group.lines[owner.line] += stack.samples
@@ -144,7 +150,28 @@ def owned(stack: Stack, line_of: Lines, names_of: Names = no_names) -> tuple[str
     cell = cell_of(stack.frames, line_of(leaf.file, leaf.line).strip(), names)
     if cell == IMPORTS:
         return cell, _imported(stack.frames), ""
+    if cell == MODEL and _is_again(stack.frames, owner, names_of):
+        cell = RELOAD
     return cell, owner, "" if owner == leaf else place_of(leaf.function, leaf.file, leaf.line)
+
+
+def _is_again(frames: Sequence[Frame], owner: Frame, names_of: Names) -> bool:
+    """Whether what loads weights or a tokenizer from files is called in a loop of the program's own.
+
+    Parts that are built in a loop make one model, and a loop right around the loading may be one over its files.
+    """
+    if not any(_LOADS.search(frame.function) or _LOADS.search(frame.file) for frame in frames):
+        return False
+    return (owner.function, owner.file) in _in_loop(frames, names_of)
+
+
+def _in_loop(frames: Sequence[Frame], names_of: Names) -> list[tuple[str, str]]:
+    """The program's own functions that a loop of its own calls, the outermost first."""
+    own = [frame for frame in frames if not is_library(frame.file)]
+    for n, frame in enumerate(own[:-1]):
+        if "loop" in names_of(frame.file, frame.function.rpartition(".")[2], frame.line):
+            return [(inner.function, inner.file) for inner in own[n + 1 :]]
+    return []
 
 
 def cell_of(frames: Sequence[Frame], line: str, names: Sequence[str] = ()) -> str:

@@ -135,6 +135,7 @@ class Observer:
         self.rss = 0
         self.collections = Collections()
         self.begun = time.monotonic()
+        self.age_s = age_of_process()
         self.most_threads = 0
         self.flags: dict[str, bool] = {}
         self.raised_limit = False
@@ -255,8 +256,10 @@ class Observer:
         self.read_flags()
         document = {
             "pid": os.getpid(),
+            "age_s": self.age_s,
             "elapsed_s": time.monotonic() - self.begun,
             "ended": at_end,
+            "raised": getattr(sys, "last_value", None) is not None,
             "environment": {k: v for k, v in os.environ.items() if k.startswith(KNOWN)},
             "collections": {
                 "count": self.collections.count,
@@ -310,6 +313,16 @@ class Observer:
             with suppress(AttributeError):
                 utils.set_compilation_metrics_limit(5000)
                 self.raised_limit = True
+
+
+def age_of_process() -> float:
+    """Seconds since the process was started: what the interpreter took to come here."""
+    try:
+        with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+            start = int(file.read().rpartition(")")[2].split()[19])
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def awaiting(coroutine: Any) -> tuple[str, str, int] | None:
