@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.errors import ConfigError, ParseError
-from llm_perf_opt.model.families.known import FAMILIES, read_text_model
+from llm_perf_opt.model.families.known import known_types, read_text_model
 from llm_perf_opt.model.families.wrapped import is_wrapped
 from llm_perf_opt.model.hardware.roofline import Ceilings, bound
 from llm_perf_opt.model.hardware.work import Dtypes, View, short_dtype
@@ -423,7 +423,7 @@ def test_small_products_outside_the_named_parts_have_to_be_small() -> None:
 
 
 def test_every_family_has_a_case() -> None:
-    assert set(FAMILY_CASES) == set(FAMILIES)
+    assert set(FAMILY_CASES) == set(known_types())
 
 
 def test_models_whose_code_lies_beside_their_weights_are_read_as_llama() -> None:

@@ -1,4 +1,4 @@
-"""Further decoders with routed experts: Llama 4, GLM-4 MoE, MiniMax-M2 and M3, MiMo-V2, Step-3.5 and Gemma 4."""
+"""Decoders with routed experts off the table: Qwen MoE, DBRX, Llama 4, MiniMax-M3, MiMo-V2, Step-3.5 and Gemma 4."""
 
 from dataclasses import replace
 
@@ -11,6 +11,7 @@ from llm_perf_opt.model.static.config_json import (
     read_dense_mlp,
     read_heads,
     read_layer_types,
+    windows_of,
 )
 from llm_perf_opt.model.static.parts import (
     Decoder,
@@ -72,47 +73,6 @@ def _full_layers(f: Fields, count: int) -> set[int]:
         return {i for i, kind in enumerate(rotary) if not kind}
     step = f.integer("no_rope_layer_interval", 4)
     return {i for i in range(count) if (i + 1) % step == 0}
-
-
-def read_glm4_moe(f: Fields, model_type: str) -> Decoder:
-    heads, kv_heads, head_dim = read_heads(f)
-    attention = GroupedAttention(
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        qkv_bias=f.boolean("attention_bias", False),
-        norm_elements=2 * head_dim if f.boolean("use_qk_norm", False) else 0,
-    )
-    width = f.integer("moe_intermediate_size")
-    moe = Moe(
-        experts=f.integer("n_routed_experts"),
-        top_k=f.integer("num_experts_per_tok"),
-        width=width,
-        shared_width=f.count("n_shared_experts", 1) * width,
-        is_router_float32=True,
-    )
-    first = f.count("first_k_dense_replace", 1)
-    dense = read_dense_mlp(f)
-    layers = [
-        Layer(attention=attention, feed_forward=dense if i < first else moe)
-        for i in range(f.integer("num_hidden_layers"))
-    ]
-    return build_decoder(f, model_type, layers, tied=False)
-
-
-def read_minimax_m2(f: Fields, model_type: str) -> Decoder:
-    heads, kv_heads, head_dim = read_heads(f)
-    layer = Layer(
-        attention=GroupedAttention(
-            heads=heads, kv_heads=kv_heads, head_dim=head_dim, norm_elements=(heads + kv_heads) * head_dim
-        ),
-        feed_forward=Moe(
-            experts=f.integer("num_local_experts"),
-            top_k=f.integer("num_experts_per_tok"),
-            width=f.integer("intermediate_size"),
-        ),
-    )
-    return build_decoder(f, model_type, [layer] * f.integer("num_hidden_layers"), tied=False)
 
 
 def read_minimax_m3(f: Fields, model_type: str) -> Decoder:
@@ -304,3 +264,70 @@ def read_gemma4(f: Fields, model_type: str) -> Decoder:
         for kind in types
     ]
     return build_decoder(f, model_type, layers, tied=True)
+
+
+def read_qwen_moe(f: Fields, model_type: str) -> Decoder:
+    is_three = model_type == "qwen3_moe"
+    heads, kv_heads, head_dim = read_heads(f)
+    count = f.integer("num_hidden_layers")
+    window = f.integer("sliding_window") if f.boolean("use_sliding_window", False) else None
+    if is_three:
+        windows = [window] * count
+        bias = f.boolean("attention_bias", False)
+    else:
+        most = f.count("max_window_layers", 28)
+        types = read_layer_types(f, lambda i: SLIDING if window and (i + 1) % 2 and i < most else FULL)
+        windows = windows_of(types, window)
+        bias = f.boolean("qkv_bias", True)
+    experts = f.integer("num_local_experts") if f.has("num_local_experts") else f.integer("num_experts")
+    moe = Moe(
+        experts=experts,
+        top_k=f.integer("num_experts_per_tok"),
+        width=f.integer("moe_intermediate_size"),
+        shared_width=0 if is_three else f.integer("shared_expert_intermediate_size"),
+        has_shared_gate=not is_three,
+    )
+    step = f.integer("decoder_sparse_step", 1)
+    dense_layers = f.integers("mlp_only_layers") if f.has("mlp_only_layers") else ()
+    layers = [
+        Layer(
+            attention=GroupedAttention(
+                heads=heads,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                window=windows[i],
+                qkv_bias=bias,
+                out_bias=bias and is_three,
+                norm_elements=2 * head_dim if is_three else 0,
+            ),
+            feed_forward=moe if i not in dense_layers and (i + 1) % step == 0 else read_dense_mlp(f),
+        )
+        for i in range(count)
+    ]
+    return build_decoder(f, model_type, layers, tied=False)
+
+
+def read_dbrx(f: Fields, model_type: str) -> Decoder:
+    """Sizes in sections of their own; one fused projection, gated experts in every layer."""
+    hidden, heads = f.integer("d_model"), f.integer("n_heads")
+    experts = f.section("ffn_config")
+    layer = Layer(
+        attention=GroupedAttention(
+            heads=heads,
+            kv_heads=f.section("attn_config").integer("kv_n_heads", 1),
+            head_dim=hidden // heads,
+            is_fused_qkv=True,
+        ),
+        feed_forward=Moe(
+            experts=experts.integer("moe_num_experts", 4),
+            top_k=experts.integer("moe_top_k", 1),
+            width=experts.integer("ffn_hidden_size", 3584),
+        ),
+    )
+    return Decoder(
+        model_type=model_type,
+        hidden=hidden,
+        vocab=f.integer("vocab_size"),
+        is_tied=f.boolean("tie_word_embeddings", False),
+        blocks=((layer, f.integer("n_layers")),),
+    )

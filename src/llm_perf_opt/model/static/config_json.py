@@ -134,15 +134,21 @@ FULL = "full_attention"
 
 
 def build_decoder(
-    f: Fields, model_type: str, layers: Iterable[Layer], *, tied: bool, norm_has_bias: bool = False
+    f: Fields,
+    model_type: str,
+    layers: Iterable[Layer],
+    *,
+    tied: bool,
+    norm_has_bias: bool = False,
+    hidden: int | None = None,
 ) -> Decoder:
-    """`tied` is what a file without `tie_word_embeddings` means."""
+    """`tied` is what a file without `tie_word_embeddings` means, `hidden` the width where its field is another."""
     listed = list(layers)
     blocks = Counter(listed)
     places = {layer: index for index, layer in enumerate(blocks)}
     return Decoder(
         model_type=model_type,
-        hidden=f.integer("hidden_size"),
+        hidden=f.integer("hidden_size") if hidden is None else hidden,
         vocab=f.integer("vocab_size"),
         is_tied=f.boolean("tie_word_embeddings", tied),
         blocks=tuple(blocks.items()),
