@@ -23,7 +23,7 @@ class Band:
 OWN = Band(slower=1.18, faster=1.18, why="rates and engine measured on this device")
 OTHER = Band(slower=1.45, faster=1.45, why="rates transferred, or a serving engine: dense models on one device")
 SPREAD = Band(slower=1.65, faster=1.45, why="tensor parallel: communication was not measured")
-STAGES = Band(slower=2.1, faster=2.1, why="pipeline parallel: bubbles depend on how an engine mixes micro-batches")
+STAGES = Band(slower=1.65, faster=1.65, why="pipeline parallel: one model on one kind of GPU was published")
 EXPERTS = Band(slower=2.2, faster=1.35, why="experts: routing is uneven, engines' grouped kernels were not measured")
 EXPERTS_SPREAD = Band(slower=2.4, faster=2.4, why="experts on several devices: balance and layout differ by engine")
 
