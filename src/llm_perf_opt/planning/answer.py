@@ -1,16 +1,17 @@
 """What meets the limits and the demand: devices, formats and layouts, by the rows of `llm-perf predict`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.model.estimate.parallel import Layout
 from llm_perf_opt.model.estimate.requests import PROMPT_TOKENS, Load
 from llm_perf_opt.model.estimate.steps import Setting
+from llm_perf_opt.model.hardware.work import Dtypes
 from llm_perf_opt.model.static.analysis import Analysis
 from llm_perf_opt.model.static.parts import Model
 from llm_perf_opt.planning.counted import MetaModel
-from llm_perf_opt.planning.deployments import LARGEST_BATCH, Demand, Limits, batches, layouts, serve
+from llm_perf_opt.planning.deployments import LARGEST_BATCH, Demand, Limits, batches, bill, layouts, serve
 from llm_perf_opt.planning.device import find_hardware
 from llm_perf_opt.planning.disaggregation import PoolOption, Pools, best_pools
 from llm_perf_opt.planning.plan_table import PlanResult
@@ -62,9 +63,11 @@ def _answer(subject: Subject, request: Request, plan: Search) -> PlanResult:
         def evaluate(case: Case) -> Row:
             return predict_row(subject, case, device, resolved)  # noqa: B023
 
-        formats = request.lists.get("weight_dtype") or _formats(section.peak_tflops if section else {})
+        stored = evaluate(_case(request, plan, None, Layout())).analysis.dtypes
+        formats = request.lists.get("weight_dtype") or _formats(section.peak_tflops if section else {}, stored)
         for weight in formats:
             places = []
+            first = len(kept)
             for layout in _layouts(model, request, plan.devices):
                 found = list(batches(evaluate, _case(request, plan, weight, layout), plan.limits))
                 rows += found
@@ -80,14 +83,23 @@ def _answer(subject: Subject, request: Request, plan: Search) -> PlanResult:
                     served = serve(evaluate, found, plan.limits, plan.demand)
                     kept += [served] if served is not None else []
             if plan.demand is not None and places:
-                best = best_pools(places, _load(plan), plan.limits, plan.demand, weight_dtype=weight)
+                limits = _limits_of_pools(plan.limits, kept[first:])
+                best = best_pools(places, _load(request, plan), limits, plan.demand, weight_dtype=weight)
                 pools += [best] if best is not None else []
     return PlanResult(rows=tuple(rows), kept=tuple(kept), pools=tuple(pools), quantised=quantised)
 
 
-def _formats(peaks: Mapping[str, float]) -> tuple[str | None, ...]:
-    """The checkpoint's own format, and fp8 where the device multiplies it."""
-    return (None, "fp8") if "fp8" in peaks else (None,)
+def _formats(peaks: Mapping[str, float], stored: Dtypes) -> tuple[str | None, ...]:
+    """The checkpoint's own format, and fp8 where the device multiplies it and the checkpoint is not quantised."""
+    return (None, "fp8") if "fp8" in peaks and stored.weight == stored.compute else (None,)
+
+
+def _limits_of_pools(limits: Limits, together: Sequence[Row]) -> Limits:
+    """Without a limit for the first token, pools answer no later than prompts and decoding on the same devices."""
+    if limits.ttft_ms is not None or not together:
+        return limits
+    found = min(together, key=bill).forecast
+    return limits if found is None else replace(limits, ttft_ms=found.ttft_p95_ms)
 
 
 def _layouts(model: Model, request: Request, most: int) -> list[Layout]:
@@ -136,5 +148,13 @@ def _place(row: Row) -> PoolOption | None:
     return PoolOption(setting=setting, places=min(row.largest_batch, LARGEST_BATCH))
 
 
-def _load(plan: Search) -> Load:
-    return Load(prompt=plan.context - plan.output, output=plan.output, chunk=PROMPT_TOKENS)
+def _load(request: Request, plan: Search) -> Load:
+    case = _case(request, plan, None, Layout())
+    return Load(
+        prompt=plan.context - plan.output,
+        output=plan.output,
+        prefix_hit=case.prefix_hit,
+        chunk=case.prefill_chunk,
+        acceptance=case.acceptance,
+        draft=case.draft_tokens,
+    )

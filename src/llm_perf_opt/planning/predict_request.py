@@ -210,7 +210,12 @@ def _names(key: str, given: Mapping[str, str], folder: Path, problems: list[str]
     if not names:
         problems.append(f"{key}: empty, allowed: {', '.join(allowed)}")
     for name in names:
-        if name not in allowed:
+        if name not in allowed and key == "model" and "/" in name:
+            problems.append(
+                f"model: presets have no slash (got {name!r}); folders, config.json files and names on the Hub are "
+                f"given as model.path={name}"
+            )
+        elif name not in allowed:
             near = nearest_names(name, allowed)
             hint = f"nearest: {', '.join(near)}; " if near else ""
             problems.append(f"{key}: no such choice (got {name!r}), {hint}allowed: {', '.join(allowed)}")

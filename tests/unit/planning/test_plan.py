@@ -16,7 +16,7 @@ from llm_perf_opt.model.hardware.work import Dtypes
 from llm_perf_opt.planning.deployments import Demand, Limits, bill, front, price
 from llm_perf_opt.planning.disaggregation import PoolOption, best_pools
 from llm_perf_opt.planning.rows import predictions
-from tests.support.static_cases import preset_model
+from tests.support.static_cases import preset_geometry, preset_model
 
 ASKED = ["plan", "model=llama3_8b", "hardware=h200,l40s", "--context", "4096", "--devices=2"]
 
@@ -189,6 +189,24 @@ def test_prompts_and_decoding_apart_serve_a_demand_within_the_limits() -> None:
     )
 
 
+def test_without_a_limit_pools_answer_no_later_than_devices_that_do_both(capsys: pytest.CaptureFixture[str]) -> None:
+    """Users who wait longer ask for less, so pools that answer late look cheap."""
+    asked = ["plan", "model=llama3_70b", "hardware=h100_sxm", "workload.weight_dtype=fp8", "workload.tp=1,2"]
+    assert main([*asked, "--users", "500", "--tpot-ms", "40"]) == 0
+    out = capsys.readouterr().out
+    assert "Prompts and decoding on different devices take no fewer devices here." in out
+
+
+def test_a_quantised_checkpoint_is_planned_as_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    geometry = {**preset_geometry("causal_lm/arch/llama_tiny"), "quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "config.json").write_text(json.dumps(geometry))
+    asked = ["plan", f"model.path={tmp_path}", "hardware=h200", "--context", "256", "--output", "64", "--devices", "1"]
+    assert main(asked) == 0
+    out = capsys.readouterr().out
+    assert "bf16 wfp8" in out
+    assert "--quantization" not in out and "checkpoint in bf16" not in out
+
+
 def test_what_does_not_fit_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "model=llama3_70b", "hardware=rtx4090", "--devices", "1"]) == 0
     assert "None fits into the memory: allow more devices (--devices)" in capsys.readouterr().out
@@ -211,6 +229,7 @@ def test_what_does_not_fit_says_what_to_do(capsys: pytest.CaptureFixture[str]) -
         (["--percentile", "99"], "error: --percentile: 50 or 95 (got '99')"),
         (["--prices", "/nowhere.yaml"], "error: --prices: /nowhere.yaml cannot be read"),
         (["workload.pp=8"], "error: --devices: the layouts asked for take at least 8 devices (got 2)"),
+        (["model=org/name"], "are given as model.path=org/name"),
         (["--price", "h200"], "error: --price: not ENTRY=PRICE (got 'h200')"),
         (["--price", "h100_sxm=2"], "error: --price: 'h100_sxm' is not among the devices asked for, hardware="),
         (["--wide"], "error: --wide: not an override, allowed: key=value or --json, --ttft-ms"),
