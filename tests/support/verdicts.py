@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from llm_perf_opt.capture.readers.kinds import NCU, NSYS, TORCH
+from llm_perf_opt.capture.readers.kinds import kind_of
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.pipeline.analyze.read import read_captures
@@ -32,23 +32,19 @@ def captures() -> Iterator[tuple[str, Path]]:
     shared = shared_fixtures()
     for folder in FOLDERS if shared is not None else ():
         for path in sorted((shared / folder).iterdir()) if shared is not None else ():
-            if _kind(path) is not None:
+            if _is_capture(path):
                 yield f"{folder}/{path.name}", path
 
 
-def _kind(path: Path) -> str | None:
+def _is_capture(path: Path) -> bool:
+    """Of the files others published, what holds one program: neither a report for nsys nor a result of a load."""
     name = path.name.removesuffix(".xz").removesuffix(".gz")
-    if name.endswith((".sqlite", ".db")):
-        return NSYS
-    if name.endswith(".json") and not name.startswith("s12_"):
-        return TORCH
-    return NCU if name.endswith("ncu_raw.csv") else None
+    is_one = name.endswith((".sqlite", ".db", "ncu_raw.csv", ".json"))
+    return is_one and not name.startswith("s12_")
 
 
 def analyze(path: Path) -> CaptureAnalysis:
     """A capture as `llm-perf analyze` reads it."""
-    kind = _kind(path)
-    assert kind is not None
     with tempfile.TemporaryDirectory() as folder:
         local = Path(folder) / path.name.removesuffix(".xz")
         if path.suffix == ".xz":
@@ -59,7 +55,7 @@ def analyze(path: Path) -> CaptureAnalysis:
             if path.suffix == ".gz":
                 with gzip.open(local) as file:
                     assert file.read(1)
-        return read_captures([local], [kind], Path(folder) / "scratch").analysis
+        return read_captures([local], [kind_of(local)], Path(folder) / "scratch").analysis
 
 
 def row(name: str, path: Path) -> tuple[str, ...]:

@@ -24,8 +24,8 @@ COMMUNICATION = "communication"
 # A kernel on a quarter of the SMs can use neither the GPU's units nor its memory; a short one has no work for more.
 FEW_BLOCKS_SHARE, LONG_KERNEL_NS = 0.25, 20_000
 WARP = 32
-# No kernel that does anything is much shorter.
-SHORTEST_KERNEL_NS = 2_000
+# A kernel of one block may well be one because each of its steps needs the one before.
+ONE_BLOCK = (None, "unknown: whether other SMs could do a part of the work depends on the algorithm")
 # The blocks and the threads an SM can hold at once (CUDA C++ Programming Guide, compute capabilities).
 _RESIDENT = {
     "6.0": (32, 2048), "6.1": (32, 2048), "7.0": (32, 2048), "7.2": (32, 2048), "7.5": (16, 1024), "8.0": (32, 2048),
@@ -173,7 +173,7 @@ def _row(timeline: Timeline, why: Shape, mine: Ints, alone: Ints) -> LaunchShape
     by_shape = np.bincount(shapes, weights=length)
     most = timeline.launch_shapes[int(by_shape.argmax())]
     time_ns = int(length.sum())
-    floor_ns, how = _one_block(timeline, length) if why == "one block" else _small_blocks(timeline, most, time_ns)
+    floor_ns, how = ONE_BLOCK if why == "one block" else _small_blocks(timeline, most, time_ns)
     return LaunchShapeRow(
         why=why,
         name=name,
@@ -187,19 +187,6 @@ def _row(timeline: Timeline, why: Shape, mine: Ints, alone: Ints) -> LaunchShape
         floor_ns=floor_ns,
         how=how,
     )
-
-
-def _one_block(timeline: Timeline, length: Ints) -> tuple[int | None, str]:
-    sm_count = min((d.sm_count for d in timeline.devices if d.sm_count), default=None)
-    if sm_count is None:
-        return None, "unknown: the capture does not say how many SMs the GPU has"
-    every = timeline.kernels.end_ns - timeline.kernels.start_ns
-    shortest, what = int(every[every > 0].min()), "the shortest kernel of the capture"
-    if shortest >= int(length.min()):
-        # No other kernel shows how short one can be.
-        shortest, what = SHORTEST_KERNEL_NS, f"{SHORTEST_KERNEL_NS / 1e3:g} µs"
-    floor_ns = int(np.minimum(length, np.maximum(length // sm_count, shortest)).sum())
-    return floor_ns, f"the same work shared by all {sm_count} SMs, and no less than {what}"
 
 
 def _small_blocks(timeline: Timeline, shape: LaunchShape, time_ns: int) -> tuple[int | None, str]:

@@ -14,6 +14,7 @@ cause        causes as data: `causes/<id>.toml` has cells, words and advice, `ca
 words        templates filled with numbers
 diagnose     claims → findings: the more specific claim wins, promises and order are computed once
 verdict      the answer in one sentence, and what was not recorded
+kernels_alone the answer where kernels are known without a timeline: files of ncu, summaries
 document     the records of analysis.json and diagnosis.json
 analyze      the assembler of captures, behind every command and stage that reads one
 run          the assembler of a run: clean phases first, then what only its capture says

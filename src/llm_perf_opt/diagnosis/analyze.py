@@ -42,7 +42,7 @@ from llm_perf_opt.diagnosis.gaps.verdict import is_tuning
 from llm_perf_opt.diagnosis.ledger import ONE_TIME
 from llm_perf_opt.diagnosis.program import program_of
 from llm_perf_opt.diagnosis.scope import Scope, capture_scope, host_scope
-from llm_perf_opt.diagnosis.verdict import coverage_of, diagnosis_of
+from llm_perf_opt.diagnosis.verdict import coverage_of, diagnosis_of, kernels_alone
 
 # Ranges of more names than this are for no reader, and would make the answer larger than the capture.
 RANGES_KEPT = 500
@@ -83,12 +83,13 @@ def analyze_captures(
     files_are: Kind | None = None,
     engine: str | None = None,
     ncu: NcuAnalysis | None = None,
+    summary: tuple[KernelRow, ...] = (),
     ranks_from: Sequence[Timeline] | None = None,
 ) -> Analyzed:
     """Tables, findings and the diagnosis of captures of one program.
 
     `files_are` says what several captures are, `engine` which server was recorded. `ranks_from` are the captures of all
-    ranks where only the first of them is analyzed.
+    ranks where only the first of them is analyzed. `summary` are kernels without a timeline.
     """
     measured = [measure_timeline(capture.timeline) for capture in captures]
     # Ranges of equal names with numbers are one from here on.
@@ -111,12 +112,13 @@ def analyze_captures(
         ranks=ranks,
         details=[capture.detail for capture in captures],
     )
-    ncu = None if ncu is None else joined(ncu, evidence.kernels)
+    kernels = evidence.kernels or summary
+    ncu = None if ncu is None else joined(ncu, kernels)
     steady = _steady(evidence) if evidence.has_gpu_work else None
     counters = tuple(row for capture in captures for row in capture.counters)
     has_kernels = any(len(t.kernels) or len(t.graphs) for t in timelines)
     alone = None if has_kernels else sum_host_alone(timelines)
-    diagnosis = _diagnose(evidence, steady, ncu, alone=None if counters else alone, counters=counters)
+    diagnosis = _diagnose(evidence, steady, ncu, alone=None if counters else alone, counters=counters, summary=summary)
     sources = tuple(_source(m) for m in evidence.measured)
     operators = [operator_rows(t, c.operators) for c, t in pairs if c.operators is not None]
     modules = [module_rows(t, c.modules) for c, t in pairs if c.modules is not None]
@@ -124,7 +126,7 @@ def analyze_captures(
     analysis = CaptureAnalysis(
         sources=sources,
         gpu=_gpu(evidence, sources),
-        kernels=evidence.kernels,
+        kernels=kernels,
         copies=evidence.copies,
         graphs=GraphTotals(
             launches_traced_as_a_whole=sum(len(t.graphs) for t in timelines),
@@ -182,6 +184,7 @@ def _diagnose(
     *,
     alone: HostAlone | None,
     counters: Sequence[CounterRow],
+    summary: Sequence[KernelRow],
 ) -> Diagnosis:
     """`alone` is None also where kernels with hardware counters ran, though nobody knows when."""
     program = program_of(evidence)
@@ -190,7 +193,13 @@ def _diagnose(
     else:
         scopes = [] if alone is None or not alone.span_ns else [host_scope(evidence, alone)]
     counted = sum(row.instances for row in counters)
-    return diagnosis_of(judge(scopes, program), scopes, program, coverage_of(evidence, scopes, counted=counted))
+    return diagnosis_of(
+        judge(scopes, program),
+        scopes,
+        program,
+        coverage_of(evidence, scopes, counted=counted),
+        kernels_alone=kernels_alone(ncu, summary),
+    )
 
 
 def _scopes(evidence: CaptureEvidence, steady: CaptureEvidence | None, ncu: NcuAnalysis | None) -> list[Scope]:

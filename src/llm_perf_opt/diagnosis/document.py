@@ -26,7 +26,7 @@ from llm_perf_opt.diagnosis.gaps.report import IdleReport
 from llm_perf_opt.diagnosis.ledger import Cell, Ledger
 
 VerdictKind = Literal[
-    "finding", "one_time", "healthy", "largest_cell", "not_recorded", "no_gpu_work", "nothing_measured"
+    "finding", "one_time", "healthy", "largest_cell", "not_recorded", "kernels_only", "no_gpu_work", "nothing_measured"
 ]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from msgspec import UNSET
 
-from llm_perf_opt.capture.kernels.ncu_records import NcuKernel
+from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuKernel
 from llm_perf_opt.core.names import DECODE, DECODE_STEP, MODULE_PREFIX, PHASES
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnose import judge
@@ -14,7 +14,7 @@ from llm_perf_opt.diagnosis.host_scope import program_scope
 from llm_perf_opt.diagnosis.ledger import Cell, Ledger, balanced
 from llm_perf_opt.diagnosis.program import program_of_run
 from llm_perf_opt.diagnosis.scope import Scope, phase_scope
-from llm_perf_opt.diagnosis.verdict import NOT_TRIED, diagnosis_of
+from llm_perf_opt.diagnosis.verdict import NOT_TRIED, diagnosis_of, kernels_alone
 
 REQUEST = "request"
 PHASE_RANGES = (*PHASES, DECODE_STEP)
@@ -27,8 +27,11 @@ def diagnose_run(
     captured: CaptureAnalysis | None,
     otherwise: CaptureAnalysis | None = None,
     measured_gains: Mapping[str, float] = NOT_TRIED,
+    ncu: NcuAnalysis | None = None,
 ) -> Diagnosis:
     """Findings of the clean phases first; of the capture those that no clean phase speaks for.
+
+    `ncu` answers where nothing was timed and nothing else was captured.
 
     `otherwise` is another capture of the run, which speaks where the first saw nothing of a GPU: nsys on a machine
     without one records no operators, torch's profiler does.
@@ -58,6 +61,7 @@ def diagnose_run(
         program,
         Coverage(recorded=(), missing=(), unrecorded_share=0.0) if known is None else known.coverage,
         captured=() if known is None else known.scopes,
+        kernels_alone=kernels_alone(ncu) if captured is None else None,
         measured_gains=measured_gains,
     )
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from llm_perf_opt.capture.rows import RangeRow
+from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
+from llm_perf_opt.capture.rows import KernelRow, RangeRow
 from llm_perf_opt.core.units import format_factor, format_ms, format_percent
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.document import (
@@ -24,6 +25,8 @@ MIN_HEADLINE = 0.05
 WEAK = ("low",)
 # A GPU that is busy for this part of a time waits for nothing worth a finding.
 BUSY = 0.9
+# Communication with this part of the kernel time is worth a word.
+MUCH = 0.1
 # A range so much longer than the time from the first GPU work to the last is what the program makes wait.
 AROUND = 1.05
 KERNELS_KEPT = 20
@@ -46,11 +49,17 @@ def diagnosis_of(
     coverage: Coverage,
     *,
     captured: Sequence[ScopeRecord] = (),
+    kernels_alone: Verdict | None = None,
     measured_gains: Mapping[str, float] = NOT_TRIED,
 ) -> Diagnosis:
-    """One document of findings, ledgers and what is known of the program; `captured` are scopes of its capture."""
+    """One document of findings, ledgers and what is known of the program; `captured` are scopes of its capture.
+
+    `kernels_alone` is the answer where no time was judged and kernels are known without a timeline.
+    """
+    judged = any(scope.wall_ns for scope in scopes)
+    found = None if judged or findings else kernels_alone
     return Diagnosis(
-        verdict=verdict_of(findings, scopes, program, coverage),
+        verdict=found or verdict_of(findings, scopes, program, coverage),
         program=program,
         scopes=(*{scope.id: _record(scope) for scope in scopes}.values(), *captured),
         claims=tuple(findings),
@@ -95,6 +104,15 @@ def verdict_of(findings: Sequence[Finding], scopes: Sequence[Scope], program: Pr
         hottest_kernel=_hottest(about) or _hottest(last),
         scope=first.scope,
     )
+
+
+def kernels_alone(ncu: NcuAnalysis | None, summary: Sequence[KernelRow] = ()) -> Verdict | None:
+    """What is known of kernels without a timeline, None where nothing is."""
+    if not summary and (ncu is None or not ncu.kernels):
+        return None
+    from llm_perf_opt.diagnosis.kernels_alone import verdict_of_kernels, verdict_of_ncu
+
+    return verdict_of_kernels(summary) if summary or ncu is None else verdict_of_ncu(ncu)
 
 
 def _thinned(coverage: Coverage) -> str:
@@ -175,13 +193,15 @@ def _rest(scope: Scope) -> str:
     hottest = scope.kernels[0] if scope.kernels else None
     text = f"GPU busy {format_percent(busy)} of {scope.place} ({format_ms(scope.wall_ns / 1e6)})"
     if hottest is not None:
+        # Each moment of the GPU once: what is overlapped decides nothing.
         classes: dict[str, int] = {}
         for kernel in scope.kernels:
-            classes[kernel.kernel_class] = classes.get(kernel.kernel_class, 0) + kernel.time_ns
-        name, time_ns = max(classes.items(), key=lambda item: item[1])
-        total = sum(classes.values())
-        text += f"; {name} kernels take {format_percent(time_ns / total)} of kernel time, the hottest is "
-        text += f"{hottest.short_name} ({format_percent(hottest.time_ns / total)})"
+            classes[kernel.kernel_class] = classes.get(kernel.kernel_class, 0) + kernel.own_ns
+        name, own_ns = max(classes.items(), key=lambda item: item[1])
+        total = sum(classes.values()) or 1
+        text += f"; {name} kernels take {format_percent(own_ns / total)} of it, the hottest is "
+        text += f"{hottest.short_name} ({format_percent(hottest.own_ns / total)})"
+    text += _overlapped(scope)
     reached = _of_peak(scope)
     if reached is not None:
         text += f", at {format_percent(reached)} of peak by the shapes of its operators"
@@ -193,6 +213,15 @@ def _rest(scope: Scope) -> str:
         return f"Healthy: {text}. No idle time to speak of: only faster or fewer kernels save time."
     largest = max(_together(scope.ledger.cells), key=lambda cell: cell.time_ns)
     return f"{text}. The largest part: {cell_name(largest.id)}, {format_percent(largest.time_ns / scope.wall_ns)}."
+
+
+def _overlapped(scope: Scope) -> str:
+    """How much of the communication there is costs nothing, where it is much."""
+    time_ns = sum(kernel.time_ns for kernel in scope.kernels if kernel.kernel_class == "communication")
+    if not time_ns or time_ns < MUCH * scope.kernel_ns or not scope.ledger.ns(COMPUTE):
+        return ""
+    hidden = 1 - scope.ledger.ns(COMMUNICATION) / time_ns
+    return f"; {format_percent(hidden)} of {format_ms(time_ns / 1e6)} of communication is overlapped"
 
 
 def _rest_of_program(scope: Scope) -> str:
@@ -236,15 +265,17 @@ def coverage_of(evidence: CaptureEvidence, scopes: Sequence[Scope], *, counted: 
         "system calls": any(len(t.system) for t in timelines),
         "launch shapes": any(t.launch_shapes for t in timelines),
         "operator shapes": evidence.shapes is not None,
-        "other ranks": len(timelines) > 1 or evidence.world_size == 1,
+        "other ranks": len(timelines) > 1,
     }
+    # A job of one rank has no others.
+    alone = "other ranks" if evidence.world_size == 1 else None
     share = scopes[-1].ledger.share(*NOT_RECORDED) if scopes else 0.0
     return Coverage(
         lost_launches=sum(t.lost_launches for t in timelines),
         counted_kernels=counted,
         gpu_was_traced=any(t.gpu_was_traced for t in timelines),
         recorded=tuple(name for name, is_there in has.items() if is_there),
-        missing=tuple(name for name, is_there in has.items() if not is_there),
+        missing=tuple(name for name, is_there in has.items() if not is_there and name != alone),
         unrecorded_share=share,
         kept_share=evidence.kept_share,
     )

@@ -46,6 +46,7 @@ GEMV = "void gemv2T_kernel_val<int, int, {0}, {0}, {0}, float, 128, 16, 4, 4, fa
         ("sm89_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize64x64x64", ("fp8", True, None)),
         ("sm80_xmma_gemm_i8i32_i8i32_i32_tn_n_tilesize128x256x64", ("int8", True, None)),
         ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64_MI16x16x1", ("bf16", True, None)),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_d884gemm_64x64_16x4_nn_align1>(X)", ("fp64", True, 1)),
         ("matmul_kernel", (None, None, None)),
         ("void splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float>(cublasSplitKParams<float>)",
          (None, None, None)),
@@ -56,6 +57,12 @@ def test_the_name_of_a_gemm_says_what_it_multiplies_on_what(
 ) -> None:
     precision, tensor_cores, alignment = expected
     assert gemm_traits(name) == GemmTraits(precision=precision, tensor_cores=tensor_cores, alignment=alignment)
+
+
+def test_doubles_are_loaded_by_the_element_whatever_their_alignment() -> None:
+    double, narrow = (gemm_traits(f"cutlass_80_tensorop_{kind}_64x64_nn_align1") for kind in ("d884gemm", "s1688gemm"))
+    assert double is not None and narrow is not None
+    assert (double.is_misaligned, narrow.is_misaligned) == (False, True)
 
 
 def test_a_kernel_that_is_no_product_has_no_traits() -> None:

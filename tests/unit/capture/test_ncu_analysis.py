@@ -16,10 +16,10 @@ from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuLaunch, Ncu
 from llm_perf_opt.capture.readers.ncu_csv import merge_launches, parse_ncu_csv
 from llm_perf_opt.capture.readers.ncu_report import load_ncu_dir
 from llm_perf_opt.core.manifest import strict_json
+from llm_perf_opt.diagnosis.kernels_alone import verdict_of_ncu
 from llm_perf_opt.profiling.ncu.results import kernels_csv
 from llm_perf_opt.report.render.kernels_md import render_kernels_md
 from llm_perf_opt.report.svg import roofline_svg
-from llm_perf_opt.report.view.captured import ncu_verdict
 from tests.support.fixtures_dir import DATA, shared_fixtures
 
 NSYS = "void at::native::vectorized_elementwise_kernel<(int)4, at::native::<unnamed>::silu_kernel(at::TensorIteratorBase &)::[lambda() (instance 1)]::operator ()() const::[lambda(c10::BFloat16) (instance 1)], std::array<char *, (unsigned long)2>>(int, T2, T3)"  # noqa: E501
@@ -300,7 +300,7 @@ def test_a_launch_whose_metrics_are_nan_leaves_the_other_launches_and_kernels_as
         "k: ncu's time of 1 of 2 launches is not a number (NaN); these launches are left out",
         "lost: ncu's time of it is not a number (NaN), so it is not classified",
     )
-    assert ncu_verdict(found) == (
+    assert verdict_of_ncu(found).text == (
         "ncu measured 3 launches of 2 kernels, 2.00 µs without 1 kernel whose time is not known: 100.0 % is "
         "compute-bound. Most of it in k (100.0 %). There is no timeline: how often they run is not known."
     )

@@ -22,6 +22,7 @@ from llm_perf_opt.profiling.nsys.session import analyze_exports
 from llm_perf_opt.profiling.trace_tables import write_trace_files
 from llm_perf_opt.report.write import view_run
 from llm_perf_opt.system.redact import Redactor
+from tests.support.fixtures_dir import DATA
 from tests.support.verdicts import captures
 
 # No stage records on an Ascend NPU, and a trace made from an nsys export is refused by all.
@@ -122,3 +123,26 @@ def _unpacked(path: Path, folder: Path) -> Path:
     else:
         shutil.copy(path, local)
     return local
+
+
+SUMMARY = (
+    "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name\n"
+    "75.0,3000,3,1000.0,1000.0,900,1100,50.0,nvjet_tst_128x64_TNT\n"
+    "25.0,1000,1,1000.0,1000.0,1000,1000,0.0,my_kernel(int)\n"
+)
+
+
+@pytest.mark.parametrize(("kind", "hottest"), [("ncu", "nvjet_sm90_tst_64x8"), ("summary", "nvjet_tst_128x64")])
+def test_kernels_without_a_timeline_are_an_answer_of_their_own(tmp_path: Path, kind: str, hottest: str) -> None:
+    if kind == "summary":
+        path = tmp_path / "kernels.csv"
+        path.write_text(SUMMARY, encoding="utf-8")
+    else:
+        path = _unpacked(DATA / "ncu_raw.csv.xz", tmp_path)
+    found = read_captures([path], [kind_of(path)], tmp_path / "scratch")
+    expected = _answer(found.analysis, path).verdict
+    assert (expected.kind, (expected.hottest_kernel or "").startswith(hottest)) == ("kernels_only", True)
+    assert "There is no timeline" in expected.text
+    write_run(tmp_path / "run", [path], found, overrides=(), context=lambda folder, now: [])
+    assert msgspec.json.decode((tmp_path / "run" / DIAGNOSIS_FILE).read_bytes(), type=Diagnosis).verdict == expected
+    assert view_run(tmp_path / "run").headline.verdict == expected.text

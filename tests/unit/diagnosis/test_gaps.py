@@ -972,7 +972,9 @@ def test_queue_waits_and_steps_are_those_of_all_captures(tmp_path: Path) -> None
         export = Export()
         _eager(export, count=10, every_ns=30_000)
         for i in range(5 + number):
-            export.call(MS + i * 10_000, MS + i * 10_000 + 1_000, 100 + i, "cudaDeviceSynchronize_v3020")
+            export.call(20_000 + i * 30_000, 21_000 + i * 30_000, 100 + i, "cudaDeviceSynchronize_v3020")
+        # What waits before the first work or after the last delays none.
+        export.call(MS, MS + 500_000, 99, "cudaDeviceSynchronize_v3020")
         paths.append(export.write(tmp_path / f"{number}.sqlite"))
     idle = _idle(analyze_timelines([read_nsys_sqlite(path) for path in paths]))
     assert idle.queue is not None and (idle.queue.launches, idle.queue.call_ns) == (20, 80_000)

@@ -234,6 +234,35 @@ def test_operators_that_are_slow_to_launch_are_no_work_to_overlap(tmp_path: Path
     assert (claim.hint == "Fewer operators to launch") == is_operator
 
 
+def test_an_operator_that_computes_on_the_cpu_is_advised_to_move(tmp_path: Path) -> None:
+    """Twelve steps, each with a sort of 15 ms on the CPU and a kernel of 0.5 ms."""
+    events: list[str] = []
+    for i in range(12):
+        at = 16_000 * i
+        events.append(event("cpu_op", "aten::mm", f"{at}", "20"))
+        events.append(event("cuda_runtime", "cudaLaunchKernel", f"{at + 5}", "10", correlation=i + 1))
+        events.append(event("cpu_op", "aten::sort", f"{at + 500}", "15000"))
+        events.append(event("kernel", "gemm", f"{at + 20}", "500", pid=0, tid=7, device=0, correlation=i + 1))
+    claim = claim_of(_torch(events, tmp_path), "host_work")
+    assert claim.title.startswith("Operators that compute on the CPU")
+    assert claim.hint == "Computing on the GPU"
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_copies_that_were_not_recorded_have_no_lower_bound(tmp_path: Path, recorded: bool) -> None:
+    export = Export()
+    for i in range(12):
+        at = 2 * MS * i
+        export.call(at, at + 5_000, 3 * i + 1)
+        export.kernel("k", at + 6_000, at + 200_000, 3 * i + 1)
+        export.call(at + 210_000, at + 1_990_000, 3 * i + 2, "cudaMemcpy")
+        if recorded:
+            export.copy(at + 220_000, at + 230_000, 3 * i + 2)
+    claim = claim_of(_nsys(export, tmp_path), "wait_bound")
+    assert claim.title.startswith("Synchronous copies") != recorded
+    assert (claim.max_gain is None) != recorded
+
+
 def test_evidence_says_what_of_its_time_another_finding_claims() -> None:
     """Most of the start-up of this capture lies between page migrations, which say more of it."""
     claim = claim_of(_planted("wild3/s02_managed_softmax_t4.sqlite.xz"), "compilation")

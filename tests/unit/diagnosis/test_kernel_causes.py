@@ -105,6 +105,15 @@ def test_what_a_wide_product_could_gain_follows_from_the_gpu(
         assert "bf" not in finding.remedy.split("float16")[0] or "V100" not in gpu
 
 
+DOUBLE = "void cutlass::Kernel2<cutlass_80_tensorop_d884gemm_64x64_16x4_nn_align1>(X)"
+
+
+def test_doubles_of_a_torch_program_may_be_an_accident(tmp_path: Path) -> None:
+    claim = claim_of(_busy(tmp_path, [(DOUBLE, 100)], operator="aten::mm"), "fp32_gemm")
+    assert (claim.title, claim.max_gain) == ("GEMMs in fp64: 100 % of kernel time in the capture", None)
+    assert "numpy" in claim.remedy
+
+
 @pytest.mark.parametrize(
     ("grid", "block", "rule"),
     [

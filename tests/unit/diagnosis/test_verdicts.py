@@ -935,6 +935,21 @@ def test_images_that_are_turned_around_for_every_convolution_are_told_to_stay(tm
     assert "NHWC for convolutions" in finding.remedy
 
 
+def test_communication_that_costs_nothing_is_told_as_overlapped(tmp_path: Path) -> None:
+    """Ten matmuls of 1 ms without a pause, and a collective of 0.9 ms alongside each."""
+    export = Export()
+    for i in range(10):
+        at = 100_000 + MS * i
+        export.call(1_000 * i, 1_000 * i + 300, 2 * i + 1)
+        export.kernel("nvjet_tst_128x64_TNT", at, at + MS, 2 * i + 1)
+        export.call(1_000 * i + 500, 1_000 * i + 800, 2 * i + 2)
+        export.kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(X)", at, at + 900_000, 2 * i + 2, stream=20)
+    verdict = diagnosis_of(_nsys(export, tmp_path)).verdict
+    assert verdict.kind == "healthy"
+    assert "GEMM kernels take 100.0 % of it, the hottest is nvjet_tst_128x64_TNT (100.0 %)" in verdict.text
+    assert "100.0 % of 9.000 ms of communication is overlapped" in verdict.text
+
+
 SCAN = ("my_scan(float*, int)", 400, 1)
 PRODUCT = ("nvjet_tst_128x64_TNT", 100, 264)
 
@@ -959,8 +974,8 @@ def test_long_kernels_of_few_blocks_are_told_of_a_busy_gpu(tmp_path: Path) -> No
     (found,) = _few_blocks(tmp_path, [SCAN, PRODUCT])
     assert (found.rule, found.share) == ("small_blocks", pytest.approx(0.8, abs=0.01))
     assert "grid 1×1×1, block 32×4×1" in found.evidence[0]
-    # The bound is no more than four such blocks at once, far below the 132 SMs there are.
-    assert (found.floor_ns, found.max_gain) == (2_000_000, pytest.approx(2.4855, rel=1e-3))
+    # How much of it other SMs could do is the algorithm's to say.
+    assert (found.floor_ns, found.max_gain) == (None, None)
     assert found.remedy.startswith("spread the work over the GPU")
     (decode,) = _few_blocks(tmp_path, [("flash_fwd_kernel", 400, 32), PRODUCT])
     assert (decode.rule, "flash-decoding" in decode.remedy) == ("small_grid", True)

@@ -176,7 +176,7 @@ def test_a_busy_capture_without_findings_is_healthy(tmp_path: Path) -> None:
     export.graph(904_000, 999_000, 1)
     assert main(["analyze", str(export.write(tmp_path / "busy.sqlite")), "-o", str(run)]) == 0
     assert look(run).headline.verdict == (
-        "Healthy: GPU busy 99.9 % of prefill (0.996 ms); GEMM kernels take 90.5 % of kernel time, the hottest is gemm "
+        "Healthy: GPU busy 99.9 % of prefill (0.996 ms); GEMM kernels take 90.5 % of it, the hottest is gemm "
         "(90.5 %). No idle time to speak of: only faster or fewer kernels save time."
     )
 
@@ -193,7 +193,7 @@ def test_a_capture_of_graphs_alone_or_of_no_gpu_work_says_so(tmp_path: Path) -> 
         assert main(["analyze", str(path), "-o", str(tmp_path / name)]) == 0
         said.append(look(tmp_path / name).headline.verdict)
     assert said == [
-        "Healthy: GPU busy 99.5 % of the capture (1.990 ms); graph kernels take 100.0 % of kernel time, the hottest is "
+        "Healthy: GPU busy 99.5 % of the capture (1.990 ms); graph kernels take 100.0 % of it, the hottest is "
         "CUDA graph traced as a whole (100.0 %). No idle time to speak of: only faster or fewer kernels save time.",
         "No GPU work was recorded. If the program used a GPU, capture again with `nsys profile "
         "--trace=cuda,nvtx,osrt`.",

@@ -33,10 +33,14 @@ class GemmTraits:
 
     @property
     def is_misaligned(self) -> bool:
-        """Whether the kernel is one for operands whose rows are not aligned to whole accesses of the matrix units."""
+        """Whether the kernel is one for operands whose rows are not aligned to whole accesses of the matrix units.
+
+        Those for 8 bytes and more per element load by the element anyway.
+        """
         if not self.tensor_cores or self.alignment is None or self.precision is None:
             return False
-        return self.alignment * ITEM_BYTES[self.precision] < ACCESS_BYTES
+        item = ITEM_BYTES[self.precision]
+        return item < ACCESS_BYTES / 2 and self.alignment * item < ACCESS_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)

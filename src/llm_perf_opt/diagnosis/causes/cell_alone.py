@@ -1,10 +1,11 @@
 """Causes whose cells are all the evidence: the time in them, and what the host was in."""
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.diagnosis.claim import CERTAIN_INSTANCES, Claim, Confidence, Fact, confidence_of
-from llm_perf_opt.diagnosis.ledger import ONE_TIME
+from llm_perf_opt.diagnosis.ledger import ONE_TIME, Cell
 from llm_perf_opt.diagnosis.scope import Scope
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 SHOWN = 4
 # Operators of frameworks, which launch kernels; so many gaps in one are what every call of it costs.
 OPERATOR, RECURS = re.compile(r"^(aten|npu|torchvision|vllm|flash_attn|_C\w*)::"), 10
+# No operator takes so long to launch its kernels: what does computes on the CPU.
+COMPUTES_NS = 3_000_000
 
 
 def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
@@ -23,12 +26,11 @@ def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
         return None
     named = sorted((cell for cell in cells if cell.owner), key=lambda cell: -cell.time_ns)
     told = sum(cell.time_ns for cell in named)
-    launching = sum(cell.time_ns for cell in named if cell.count >= RECURS and OPERATOR.match(cell.owner[0]))
-    in_operators = "operators" in cause.titles and 2 * launching >= total
+    title = _title(cause, named, total)
     floor, floor_ns = _floor(cause, total, scope.wall_ns)
     gaps = sum(cell.count for cell in cells)
     return Claim(
-        title="operators" if in_operators else "named" if named and "named" in cause.titles else "title",
+        title=title,
         values={"owner": " ← ".join(named[0].owner) if named else "", "gaps": gaps, "time": total},
         cells=scope.ledger.by_id(*cause.cells),
         floor_ns=floor_ns,
@@ -50,9 +52,18 @@ def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
         ),
         # Many gaps with a reason each are not one reason that recurs.
         confidence=_confidence(max(cell.count for cell in named or cells), told / total),
-        traits=frozenset({*(("operators",) if in_operators else ()), *(f"owner:{c.owner[0]}" for c in named[:1])}),
+        traits=frozenset({title, *(f"owner:{c.owner[0]}" for c in named[:1])}),
         is_one_time=cause.is_one_time,
     )
+
+
+def _title(cause: "Cause", named: Sequence[Cell], total_ns: int) -> str:
+    """By what most of the time lies in: operators that launch kernels, operators that compute, or any other owner."""
+    operators = [cell for cell in named if cell.count >= RECURS and OPERATOR.match(cell.owner[0])]
+    slow = sum(cell.time_ns for cell in operators if cell.time_ns >= COMPUTES_NS * cell.count)
+    if "operators" in cause.titles and 2 * sum(cell.time_ns for cell in operators) >= total_ns:
+        return "on_cpu" if 2 * slow >= total_ns else "operators"
+    return "named" if named and "named" in cause.titles else "title"
 
 
 def _earlier(scope: Scope) -> tuple[Fact, ...]:

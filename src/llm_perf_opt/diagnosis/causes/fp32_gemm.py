@@ -16,7 +16,13 @@ KINDS = {"GEMM": "GEMMs", "convolution": "convolutions"}
 
 def judge(scope: Scope, program: Program) -> Claim | None:
     meant = scope.run.dtype if scope.run is not None and scope.run.dtype in MEANT else None
-    precisions = {k.name: p for k in scope.kernels if (p := _wide(k, is_meant=meant is not None)) is not None}
+    # Programs for other purposes than learning mean the fp64 they compute in.
+    by_accident = meant is None and program.has("torch")
+    precisions = {
+        k.name: p
+        for k in scope.kernels
+        if (p := _wide(k, is_meant=meant is not None, by_accident=by_accident)) is not None
+    }
     rows = [kernel for kernel in scope.kernels if kernel.name in precisions]
     spent = sum(kernel.time_ns for kernel in rows)
     least = MIN_MEANT_SHARE if meant is not None else MIN_CAPTURE_SHARE
@@ -25,7 +31,9 @@ def judge(scope: Scope, program: Program) -> Claim | None:
     generation = _generation(scope, program)
     tf32 = None if generation is None else generation.ratio_tf32
     wide = None if generation is None else generation.ratio_16
-    if generation is not None and not generation.has_tensor_cores and meant is None and (wide or 0.0) <= 1.2:
+    is_double = precisions[rows[0].name] == "fp64"
+    has_faster = generation is None or generation.has_tensor_cores or (wide or 0.0) > 1.2
+    if not has_faster and meant is None and not is_double:
         # There is no faster format on this GPU.
         return None
     # The cheaper change where it helps: TF32 keeps the operands as they are.
@@ -46,9 +54,9 @@ def judge(scope: Scope, program: Program) -> Claim | None:
     if generation is not None and has_floor:
         how = generation.ratio_how or ""
         facts.append(Fact(key="gpu", values={"generation": generation.name, "how": how}))
-    traits = _traits(generation, tf32) | ({"meant"} if meant is not None else set())
+    traits = _traits(generation, tf32) | ({"meant"} if meant is not None else {"double"} if is_double else set())
     return Claim(
-        title="tensor" if meant is not None else "title",
+        title="tensor" if meant is not None else "double" if is_double else "title",
         values=values,
         kernels=kernels,
         floor_ns=round(wanted / (ratio or 1.0)) if has_floor else None,
@@ -59,14 +67,15 @@ def judge(scope: Scope, program: Program) -> Claim | None:
     )
 
 
-def _wide(kernel: KernelTime, *, is_meant: bool) -> str | None:
-    """The wide precision a kernel computes in; of a capture only fp32 and fp64 off the tensor cores."""
+def _wide(kernel: KernelTime, *, is_meant: bool, by_accident: bool) -> str | None:
+    """The wide precision a kernel computes in; of a capture only fp32 off the tensor cores, and fp64 `by_accident`."""
     if kernel.kernel_class not in KINDS:
         return None
     traits = gemm_traits(kernel.name)
     if traits is None or traits.precision not in WIDE:
         return None
-    return traits.precision if is_meant or (traits.precision == "fp32" and traits.tensor_cores is False) else None
+    is_slow = traits.precision == "fp32" and traits.tensor_cores is False
+    return traits.precision if is_meant or is_slow or (by_accident and traits.precision == "fp64") else None
 
 
 def _generation(scope: Scope, program: Program) -> GpuGeneration | None:

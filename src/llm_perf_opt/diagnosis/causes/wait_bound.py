@@ -1,5 +1,7 @@
 """The host waits in a synchronization, and the GPU has nothing to do meanwhile."""
 
+import re
+
 from llm_perf_opt.diagnosis.claim import Claim, Fact, confidence_of
 from llm_perf_opt.diagnosis.document import Program
 from llm_perf_opt.diagnosis.ledger import SYNC
@@ -7,6 +9,7 @@ from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_PHASE_SHARE = 0.1
 SHOWN = 3
+COPIES = re.compile("memcpy", re.IGNORECASE)
 
 
 def judge(scope: Scope, _: Program) -> Claim | None:
@@ -15,14 +18,17 @@ def judge(scope: Scope, _: Program) -> Claim | None:
         return None
     rows = [] if scope.evidence is None else sorted(scope.evidence.report.waits, key=lambda row: -row.gpu_idle_ns)
     shown = rows[:SHOWN]
+    # What a copy must take is known of recorded ones alone.
+    is_copying = bool(shown) and COPIES.search(shown[0].call) is not None and not _has_copies(scope)
     return Claim(
-        title="named" if shown else "title",
+        title="copies" if is_copying else "named" if shown else "title",
         values={"call": shown[0].call} if shown else {},
         cells={SYNC: waiting},
-        floor_ns=0,
-        floor="zero",
+        floor_ns=None if is_copying else 0,
+        floor=None if is_copying else "zero",
         evidence=(
             Fact(key="time", values={"time": waiting}),
+            *((Fact(key="unrecorded"),) if is_copying else ()),
             *(
                 Fact(
                     key="call",
@@ -37,5 +43,10 @@ def judge(scope: Scope, _: Program) -> Claim | None:
                 for row in shown
             ),
         ),
+        traits=frozenset({"unrecorded_copies"} if is_copying else ()),
         confidence=confidence_of(sum(row.count for row in shown), share=1.0) if shown else "medium",
     )
+
+
+def _has_copies(scope: Scope) -> bool:
+    return scope.evidence is None or any(len(timeline.copies) for timeline in scope.evidence.timelines)

@@ -46,7 +46,7 @@ def wait_rows(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap], StartUp]
 
     What frees memory is none of them: see `memory_rows`.
     """
-    return _rows([(timeline, maps, _waiting(timeline, startup)) for timeline, maps, startup in captures])
+    return _rows([(timeline, maps, _waiting(timeline, maps, startup)) for timeline, maps, startup in captures])
 
 
 def memory_rows(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap], StartUp]]) -> tuple[WaitRow, ...]:
@@ -58,12 +58,19 @@ def memory_rows(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap], StartU
     return _rows(picked)
 
 
-def _waiting(timeline: Timeline, startup: StartUp) -> Ints:
-    """The calls that wait for the GPU."""
+def _waiting(timeline: Timeline, maps: Mapping[int, IdleMap], startup: StartUp) -> Ints:
+    """The calls that wait for the GPU, while there is work for it."""
     calls = timeline.calls
     waits = np.flatnonzero(calls.waits)
     waits = waits[(calls.end_ns[waits] > calls.start_ns[waits]) & ~startup.calls[waits]]
-    found: Ints = waits[~flags_of(timeline.names, "frees")[calls.name[waits]]]
+    waits = waits[~flags_of(timeline.names, "frees")[calls.name[waits]]]
+    # What ends before the first GPU work of its process, or begins after the last, delays none of it.
+    process = timeline.thread_process[calls.thread[waits]]
+    inside = np.zeros(len(waits), np.bool_)
+    for owner in distinct(process).tolist():
+        begun, ended = maps[owner].span
+        inside |= (process == owner) & (calls.end_ns[waits] > begun) & (calls.start_ns[waits] < ended)
+    found: Ints = waits[inside]
     return found
 
 
@@ -110,7 +117,7 @@ def sync_rows(
     total: dict[tuple[str, tuple[str, ...]], int] = {}
     idle: dict[tuple[str, tuple[str, ...]], int] = {}
     for timeline, maps, startup in captures:
-        waits = _waiting(timeline, startup)
+        waits = _waiting(timeline, maps, startup)
         waits = waits[timeline.calls.name[waits] >= 0]
         start, end = timeline.calls.start_ns[waits], timeline.calls.end_ns[waits]
         idle_ns = idle_in(timeline, maps, timeline.calls.thread[waits], start, end)

@@ -102,11 +102,14 @@ def analyze_files(
     read: ReadFiles, *, files_are: Kind | None = None, graphs_from: Path | None = None
 ) -> AnalyzedCaptures:
     """Analyze what was read. `files_are` decides what several are, `graphs_from` is a trace of what graphs replay."""
-    analyzed = analyze_captures(read.captures, files_are=files_are, ncu=read.ncu)
+    summary = None if read.summary is None else _read_summary(read.summary)
+    analyzed = analyze_captures(
+        read.captures, files_are=files_are, ncu=read.ncu, summary=() if summary is None else summary.kernels
+    )
     analysis, said = add_graph_replays(analyzed.analysis, analyzed.measured, graphs_from)
     notes = [*read.notes, *said, *analyzed.notes]
-    if read.summary is not None:
-        analysis = _from_summary(analysis, read.summary, read.ncu)
+    if read.summary is not None and summary is not None:
+        analysis = _from_summary(analysis, read.summary, summary)
     ncu = None if analysis.ncu is UNSET else analysis.ncu
     if ncu is not None:
         notes += [f"ncu: {note}" for note in ncu.notes]
@@ -217,15 +220,27 @@ def _read_ascend(path: Path) -> "TorchTrace":
     return read_ascend_trace(path)
 
 
-def _from_summary(empty: CaptureAnalysis, path: Path, ncu: "NcuAnalysis | None") -> CaptureAnalysis:
-    """A kernel summary has kernels and nothing else."""
+@dataclass(frozen=True, kw_only=True)
+class _Summary:
+    kernels: tuple[KernelRow, ...]
+    notes: tuple[str, ...]
+
+
+def _read_summary(path: Path) -> _Summary:
     from llm_perf_opt.capture.readers.nsys_stats import read_stats
     from llm_perf_opt.capture.readers.nsys_summary import summary_notes, to_kernel_rows
-    from llm_perf_opt.diagnosis.analyze import joined
+
+    stats = read_stats(path)
+    return _Summary(
+        kernels=to_kernel_rows(stats.rows, source=str(path)), notes=(*summary_notes(stats.rows), *stats.notes)
+    )
+
+
+def _from_summary(found: CaptureAnalysis, path: Path, summary: _Summary) -> CaptureAnalysis:
+    """A kernel summary has kernels and nothing else."""
     from llm_perf_opt.diagnosis.document import SourceRow
 
-    summary = read_stats(path)
-    kernels: tuple[KernelRow, ...] = to_kernel_rows(summary.rows, source=str(path))
+    kernels = summary.kernels
     count, time_ns = sum(k.instances for k in kernels), sum(k.total_ns for k in kernels)
     source = SourceRow(
         path=str(path),
@@ -241,14 +256,12 @@ def _from_summary(empty: CaptureAnalysis, path: Path, ncu: "NcuAnalysis | None")
         notes=(),
     )
     return replace(
-        empty,
+        found,
         sources=(source,),
-        gpu=replace(empty.gpu, kernel_count=count, kernel_ns=time_ns),
-        kernels=kernels,
-        ncu=UNSET if ncu is None else joined(ncu, kernels),
+        gpu=replace(found.gpu, kernel_count=count, kernel_ns=time_ns),
         notes=(
             f"{path}: a kernel summary holds no times of day, so there is no busy or idle time and no range",
-            *(f"{path}: {note}" for note in (*summary_notes(summary.rows), *summary.notes)),
+            *(f"{path}: {note}" for note in summary.notes),
         ),
     )
 

@@ -212,11 +212,6 @@ def _ncu(ncu: NcuAnalysis, top: int) -> Text:
     head = (*measured, *(("of timeline %",) if joined else ()), "kernel")
     table = _table(head, rows) + _more(len(ncu.kernels), top, "kernels")
     parts = [table, *(_plain(line) for line in _advice(ncu, top))]
-    if not joined:
-        # Without a timeline there is no finding to begin with: what ncu measured says it all.
-        from llm_perf_opt.report.view.captured import ncu_verdict
-
-        parts = [Text(ncu_verdict(ncu), style="bold"), Text(), *parts]
     return Text("\n").join(parts)
 
 
@@ -238,7 +233,7 @@ def _section(section: Section, top: int) -> Text:
 
 def _findings(analysis: CaptureAnalysis, top: int) -> Text:
     """The verdict, and what it rests on: the steady state before one-time costs."""
-    if analysis.diagnosis is UNSET or not _is_timed(analysis):
+    if analysis.diagnosis is UNSET:
         return Text()
     verdict = Text(printable(analysis.diagnosis.verdict.text), style="bold")
     if not analysis.findings:

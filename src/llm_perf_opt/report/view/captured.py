@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from msgspec import UNSET
 
-from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuKernel
+from llm_perf_opt.capture.kernels.ncu_records import Bound, NcuAnalysis
 from llm_perf_opt.capture.rows import RangeRow
 from llm_perf_opt.core.names import PROGRAM
 from llm_perf_opt.core.records import Metric, StageRecord
@@ -13,6 +13,7 @@ from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis, ScopeRec
 from llm_perf_opt.diagnosis.evidence import runs_on
 from llm_perf_opt.diagnosis.facts import Known, Unknown
 from llm_perf_opt.diagnosis.host_scope import UNSAMPLED
+from llm_perf_opt.diagnosis.kernels_alone import BOUNDS, time_by_bound, times_under_ncu
 from llm_perf_opt.diagnosis.ledger import NOT_RECORDED, cell_name
 from llm_perf_opt.diagnosis.words import count_of
 from llm_perf_opt.report.run_files import Found, RunFiles
@@ -136,7 +137,7 @@ def _tile(label: str, cell: Cell) -> Tile:
 def ncu_tiles(ncu: Found[NcuAnalysis]) -> tuple[Tile, ...]:
     """What ncu measured, where there is no timeline."""
     found, source = ncu.content, ncu.source
-    times = _ncu_times(found)
+    times = times_under_ncu(found)
     tiles = [
         _tile("Kernels", Shown(text=f"{len(found.kernels):,}", how="kernels measured by ncu", source=source)),
         _tile("Launches", Shown(text=f"{found.launches:,}", how="launches measured by ncu", source=source)),
@@ -146,69 +147,35 @@ def ncu_tiles(ncu: Found[NcuAnalysis]) -> tuple[Tile, ...]:
         tiles.append(
             _tile("Time under ncu", show(Known(value=sum(times.values()) / 1e6, unit="ms", how=how, source=source)))
         )
-        top = max(_timed(found, times), key=lambda kernel: times[kernel.kernel])
+        top = max((k for k in found.kernels if k.kernel in times), key=lambda kernel: times[kernel.kernel])
         what = f"of the time under ncu: {top.short}"
         tiles.append(_tile("Hottest kernel", show(share(times[top.kernel] / sum(times.values()), what, source))))
     return tuple(tiles)
 
 
-def ncu_verdict(found: NcuAnalysis) -> str:
-    times = _ncu_times(found)
-    text = f"ncu measured {count_of(found.launches, 'launch')} of {count_of(len(found.kernels), 'kernel')}"
-    if not times:
-        return f"{text}; there is no timeline, so their share of the GPU's time is not known."
-    total = sum(times.values())
-    shares = [f"{format_percent(part.share)} is {part.label}" for part in _ncu_shares(found, times)]
-    timed = _timed(found, times)
-    top = max(timed, key=lambda kernel: times[kernel.kernel])
-    untimed = len(found.kernels) - len(timed)
-    without = f" without {count_of(untimed, 'kernel')} whose time is not known" if untimed else " in all"
-    roof = "" if top.roof_pct is None else f", at {format_percent(top.roof_pct / 100)} of its nearer roof"
-    return (
-        f"{text}, {format_ms(total / 1e6)}{without}: {', '.join(shares)}. Most of it in {top.short} "
-        f"({format_percent(times[top.kernel] / total)}){roof}. There is no timeline: how often they run is not known."
-    )
-
-
 def ncu_split(found: NcuAnalysis) -> TimeSplit | None:
     """The time under ncu by what limits its kernels."""
-    times = _ncu_times(found)
+    times = times_under_ncu(found)
     if not times:
         return None
-    return TimeSplit(
-        what="under ncu", total=format_ms(sum(times.values()) / 1e6), parts=tuple(_ncu_shares(found, times))
-    )
+    return TimeSplit(what="under ncu", total=format_ms(sum(times.values()) / 1e6), parts=tuple(_ncu_shares(found)))
 
 
 # What limits a kernel, in the colours of the waterfall: work, what the hardware allows, waiting.
-BOUNDS = {
-    "compute": ("compute-bound", "work"),
-    "memory": ("memory-bound", "bound"),
-    "latency": ("latency-bound", "idle"),
-    "balanced": ("balanced between compute and memory", "bound"),
-    "unknown": ("not classified", "unexplained"),
+COLOURS: Mapping[Bound, str] = {
+    "compute": "work",
+    "memory": "bound",
+    "latency": "idle",
+    "balanced": "bound",
+    "unknown": "unexplained",
 }
 
 
-def _ncu_shares(found: NcuAnalysis, times: Mapping[str, float]) -> list[TimePart]:
+def _ncu_shares(found: NcuAnalysis) -> list[TimePart]:
     """The largest first."""
-    bounds: dict[str, float] = {}
-    for kernel in _timed(found, times):
-        bounds[kernel.bound] = bounds.get(kernel.bound, 0.0) + times[kernel.kernel]
-    total = sum(bounds.values())
-    return [
-        TimePart(label=BOUNDS[bound][0], kind=BOUNDS[bound][1], share=time / total if total else 0.0)
-        for bound, time in sorted(bounds.items(), key=lambda item: -item[1])
-    ]
-
-
-def _ncu_times(found: NcuAnalysis) -> dict[str, float]:
-    """Nanoseconds under ncu of the kernels that were timed."""
-    return {k.kernel: k.duration_ns * k.launches for k in found.kernels if k.duration_ns is not None}
-
-
-def _timed(found: NcuAnalysis, times: Mapping[str, float]) -> list[NcuKernel]:
-    return [kernel for kernel in found.kernels if kernel.kernel in times]
+    bounds = time_by_bound(found)
+    total = sum(bounds.values()) or 1.0
+    return [TimePart(label=BOUNDS[bound], kind=COLOURS[bound], share=time / total) for bound, time in bounds.items()]
 
 
 def _each(found: CaptureAnalysis) -> str:

@@ -25,7 +25,6 @@ from llm_perf_opt.report.view.captured import (
     host_alone_split,
     ncu_split,
     ncu_tiles,
-    ncu_verdict,
     served_tiles,
     served_title,
     served_verdict,
@@ -47,6 +46,7 @@ TONES: Mapping[VerdictKind, Tone] = {
     "healthy": "good",
     "largest_cell": "warn",
     "not_recorded": "unknown",
+    "kernels_only": "unknown",
     "no_gpu_work": "unknown",
     "nothing_measured": "unknown",
 }
@@ -105,7 +105,7 @@ def answer_of(
     if isinstance(files.ncu, Found) and isinstance(files.capture, Unknown) and _is_nothing_else(files, facts):
         found = files.ncu.content
         return HeadlineAnswer(
-            verdict=ncu_verdict(found), tone="unknown", tiles=ncu_tiles(files.ncu), split=ncu_split(found)
+            verdict=diagnosis.verdict.text, tone="unknown", tiles=ncu_tiles(files.ncu), split=ncu_split(found)
         )
     best = best_finding(diagnosis.claims, facts)
     split = request_split(files, facts) if best is not None and best.phase == REQUEST else None

@@ -196,6 +196,7 @@ def build_view(files: RunFiles) -> ReportView:
         files.capture.content if isinstance(files.capture, Found) else None,
         files.trace.content if isinstance(files.trace, Found) else None,
         files.measured_gains,
+        files.ncu.content if isinstance(files.ncu, Found) else None,
     )
     kernels = kernels_view(files, facts, ncu)
     modules = modules_view(files, subject)
