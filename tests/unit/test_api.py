@@ -74,6 +74,9 @@ def test_descriptions_are_short_and_html_is_the_first_screen(llama: perf.PerfAna
     assert repr(llama.findings).splitlines()[0] == f"1. {llama.findings[0].title} [launch_bound]"
     assert repr(llama.scopes) == "Scopes(capture: 1,541.453 ms, steady: 228.177 ms)"
     assert repr(steady := llama.scopes["steady"]) == f"ScopeRecord(steady: 228.177 ms in {len(steady.cells)} cells)"
+    assert repr(steady.ledger).startswith("Ledger(228.177 ms: idle.launch 0.896, gpu.compute.GEMM 0.0538, ")
+    assert len(repr(llama.scopes["capture"].ledger)) < 200
+    assert str(llama.query("SELECT 1 AS one")).splitlines()[-1].strip() == "1"
     assert repr(llama.findings[0]) == (
         "Finding(launch_bound in steady: Launch-bound decode_step: GPU idle 90 % of each decode_step, up to 9.64x, "
         "confidence high)"

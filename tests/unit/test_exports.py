@@ -95,6 +95,20 @@ def test_operators_weigh_what_they_take_alone(traced: Path, capsys: pytest.Captu
     assert total == 2 * (40_000 + 10_000)
 
 
+def test_stacks_of_a_trace_need_no_run(tmp_path: Path, traced: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = traced.parent / "t.json"
+    assert main(["export", str(traced), "--to", "collapsed"]) == 0
+    of_run = capsys.readouterr().out
+    assert main(["export", str(trace), "--to", "collapsed"]) == 0
+    assert capsys.readouterr().out == of_run
+    out = tmp_path / "out.json"
+    assert main(["export", str(trace), "--to", "speedscope", "-o", str(out), "--json"]) == 0
+    assert valid("export", json.loads(capsys.readouterr().out))["numbers"] == {}
+    assert json.loads(out.read_text())["name"] == trace.name
+    assert main(["export", str(trace), "--to", "otlp"]) == 2
+    assert f"--to otlp: takes the directory of a run (got the file {trace})" in capsys.readouterr().err
+
+
 def test_what_a_run_does_not_have_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "run", StageRecord(name="x", status="ok", metrics=clean(tpot_ms=1.0)))
     assert main(["export", str(run), "--to", "speedscope"]) == 2

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from llm_perf_opt.config.arguments import command_parser, written_by
 from llm_perf_opt.core.manifest import read_manifest
@@ -23,12 +23,15 @@ from llm_perf_opt.report.render.openmetrics import render_openmetrics
 from llm_perf_opt.system.files import write_whole
 from llm_perf_opt.system.json_output import print_json, text_to_stderr
 
+if TYPE_CHECKING:
+    from llm_perf_opt.report.render.stacks import StackProfile
+
 OTLP, PERFETTO, PARQUET = "otlp", "perfetto", "parquet"
 TEXTS = ("prometheus", "openmetrics", OTLP)
 STACKS = ("speedscope", "collapsed")
 SOURCES = ("host", "python", "operators")
 # What is made out of captures, in a run or not.
-OF_CAPTURES = (PERFETTO, PARQUET)
+OF_CAPTURES = (*STACKS, PERFETTO, PARQUET)
 # As every exporter of OpenTelemetry reads them.
 ENDPOINT, HEADERS = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS"
 PACKAGES = {"mlflow": "mlflow", "wandb": "wandb"}
@@ -65,8 +68,7 @@ class ExportDocument:
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     _refuse_slips(args)
-    is_run = (args.source[0] / MANIFEST_FILE).is_file() or args.to not in OF_CAPTURES
-    run = index_run(args.source[0]) if is_run else None
+    run = index_run(args.source[0]) if _is_run(args.source[0]) or args.to not in OF_CAPTURES else None
     shared: SharedDocument | None = None
     with text_to_stderr(args.json):
         if args.share:
@@ -75,6 +77,8 @@ def main(argv: Sequence[str]) -> int:
             _write_perfetto(args)
         elif args.to == PARQUET:
             _write_tables(args)
+        elif args.to in STACKS:
+            _deliver(_stacks(args), args)
         elif run is not None:
             _export(run, args)
     if args.json:
@@ -97,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         "llm-perf export tmp/runs/demo --to prometheus",
         "llm-perf export tmp/runs/demo --to otlp -o demo.otlp.json",
         "llm-perf export capture.sqlite --to parquet -o tables",
+        "llm-perf export trace.json.gz --to speedscope -o trace.speedscope.json",
         "llm-perf export --share tmp/runs/demo -o demo.zip",
     ]
     parser = command_parser("export", "Export a run for other tools or for other people.", examples)
@@ -105,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         type=Path,
         metavar="RUN_DIR",
-        help="the directory of a run; of perfetto and parquet also captures",
+        help="the directory of a run; of stacks, perfetto and parquet also captures",
     )
     parser.add_argument(
         "--to",
@@ -144,6 +149,12 @@ def _refuse_slips(args: argparse.Namespace) -> None:
         problems.append("export: one of --to and --share is needed")
     if len(args.source) > 1 and args.to != PERFETTO:
         problems.append(f"export: one run at a time (got {len(args.source)}), allowed: several with --to {PERFETTO}")
+    if args.source[0].is_file() and args.to not in OF_CAPTURES:
+        target = "--share" if args.share else f"--to {args.to}"
+        problems.append(
+            f"{target}: takes the directory of a run (got the file {args.source[0]}), allowed of a capture: "
+            f"{', '.join(f'--to {one}' for one in OF_CAPTURES)}"
+        )
     if args.output is not None and args.to in PACKAGES:
         problems.append(f"-o: has no effect with --to {args.to}, allowed: with {', '.join((*TEXTS, *STACKS))}")
     if args.output is None and (args.share or args.to == PERFETTO):
@@ -177,8 +188,12 @@ def _export(run: IndexedRun, args: argparse.Namespace) -> None:
         except refusal as error:
             raise ToolError(f"--to {args.to}: {str(error).partition('. ')[0].rstrip('.')}; {hint}") from error
         return
+    _deliver(_numbers(run, args.to), args)
+
+
+def _deliver(data: bytes, args: argparse.Namespace) -> None:
+    """To a collector, to the standard output, or into a file."""
     endpoint = _endpoint(args)
-    data = _stacks(run, args) if args.to in STACKS else _numbers(run, args.to)
     if endpoint and args.output is None:
         from llm_perf_opt.core.http import post_json
 
@@ -213,25 +228,46 @@ def _numbers(run: IndexedRun, target: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def _stacks(run: IndexedRun, args: argparse.Namespace) -> bytes:
+def _stacks(args: argparse.Namespace) -> bytes:
     from llm_perf_opt.system.arrays import load_numpy
 
     load_numpy()
-    from llm_perf_opt.report.render.stacks import NONE_FOUND, collapsed, host_stacks, speedscope, stack_profiles
-    from llm_perf_opt.report.run_files import read_run_files
+    from llm_perf_opt.report.render.stacks import NONE_FOUND, NONE_RECORDED, collapsed, speedscope
 
-    run_dir = args.source[0]
-    manifest = read_manifest(run_dir)
-    profiles = stack_profiles(read_run_files(manifest, run_dir), host_stacks(manifest, run_dir))
+    given = args.source[0]
+    name, profiles = _stacks_of_run(given) if _is_run(given) else _stacks_of_capture(given)
     sources = [source for source in SOURCES if any(profile.source == source for profile in profiles)]
     if not sources:
-        raise ConfigError(f"{run_dir}: {NONE_FOUND}")
+        raise ConfigError(f"{given}: {NONE_FOUND if _is_run(given) else NONE_RECORDED}")
     if args.to == "speedscope":
-        return speedscope(profiles, name=run.run_id)
+        return speedscope(profiles, name=name)
     source = args.stacks or sources[0]
     if source not in sources:
-        raise ConfigError(f"--stacks: {run_dir} has no such stacks (got {source}), allowed: {', '.join(sources)}")
+        raise ConfigError(f"--stacks: {given} has no such stacks (got {source}), allowed: {', '.join(sources)}")
     return collapsed([profile for profile in profiles if profile.source == source]).encode("utf-8", "backslashreplace")
+
+
+def _stacks_of_run(run_dir: Path) -> "tuple[str, tuple[StackProfile, ...]]":
+    from llm_perf_opt.report.render.stacks import host_stacks, stacks_of_run
+    from llm_perf_opt.report.run_files import read_run_files
+
+    manifest = read_manifest(run_dir)
+    return manifest.run_id, stacks_of_run(read_run_files(manifest, run_dir), host_stacks(manifest, run_dir))
+
+
+def _stacks_of_capture(path: Path) -> "tuple[str, tuple[StackProfile, ...]]":
+    from llm_perf_opt.api.sources import CaptureFiles
+    from llm_perf_opt.capture.window import timeline_window
+    from llm_perf_opt.report.render.stacks import stacks_of_capture
+
+    files = CaptureFiles([path], detail=True)
+    timelines = [one.timeline for one in files.read.captures]
+    windows = [timeline_window(one, one.operators if len(one.operators) else None) for one in timelines]
+    return path.name, stacks_of_capture(files.captured, windows)
+
+
+def _is_run(path: Path) -> bool:
+    return (path / MANIFEST_FILE).is_file()
 
 
 def _size_of(path: Path) -> int:
@@ -278,7 +314,7 @@ def _write_perfetto(args: argparse.Namespace) -> None:
 
 def _captures_of(source: Path) -> list[Path]:
     """The captures a run recorded, of every rank; of anything else none."""
-    if not (source / MANIFEST_FILE).is_file():
+    if not _is_run(source):
         return []
     manifest = read_manifest(source)
     files = [file.path for stage in manifest.stages for file in stage.files if file.role in ("trace", "nsys_sqlite")]

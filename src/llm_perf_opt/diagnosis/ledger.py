@@ -27,6 +27,8 @@ BEFORE, AFTER = "host.before", "host.after"
 ONE_TIME = (STARTUP, "host.startup")
 # Time of which nothing says what happened in it.
 NOT_RECORDED = (UNRECORDED_LAUNCH, UNRECORDED_HOST)
+# What a short description shows.
+CELLS_SHOWN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,16 @@ class Ledger:
 
     wall_ns: int
     cells: tuple[Cell, ...]
+
+    def __repr__(self) -> str:
+        """The wall time and the largest cells, each id once."""
+        sums: dict[str, int] = {}
+        for cell in self.cells:
+            sums[cell.id] = sums.get(cell.id, 0) + cell.time_ns
+        largest = sorted(sums, key=lambda name: -sums[name])[:CELLS_SHOWN]
+        shown = [f"{name} {sums[name] / self.wall_ns:.3g}" for name in largest if self.wall_ns]
+        more = [f"{len(sums) - len(largest)} more"] if len(sums) > len(largest) else []
+        return f"Ledger({self.wall_ns / 1e6:,.3f} ms: {', '.join((*shown, *more))})"
 
     def ns(self, *prefixes: str) -> int:
         """The time of all cells at or below some ids."""

@@ -49,6 +49,10 @@ class DataTable:
     def __repr__(self) -> str:
         return f"{self.name}: {len(self):,} rows × {len(self.columns)} columns ({', '.join(self.columns)})"
 
+    def __str__(self) -> str:
+        """The first rows, as `print` shows them."""
+        return self.text(SHOWN_ROWS)
+
     def _repr_html_(self) -> str:
         """The first rows, as notebooks show them."""
         names = list(self.columns)[:SHOWN_COLUMNS]

@@ -18,6 +18,7 @@ from llm_perf_opt.capture.frames import PythonTree
 from llm_perf_opt.capture.window import OPERATOR, TimelineWindow
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.names import HOST_SAMPLES
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.diagnosis.host.stacks import Frame, Stack, read_stacks
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.system.files import read_limited, real_path
@@ -31,6 +32,8 @@ NONE_FOUND = (
     "no stacks: the host was not sampled (pipeline.host_samples.enable=true), and no torch trace with operators or "
     "frames was recorded"
 )
+
+NONE_RECORDED = "no stacks: it is no torch trace with operators or Python frames (with_stack=True records these)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +92,17 @@ class SpeedscopeFile:
     profiles: tuple[SpeedscopeProfile, ...]
 
 
-def stack_profiles(files: RunFiles, host: Sequence[Stack]) -> tuple[StackProfile, ...]:
+def stacks_of_run(files: RunFiles, host: Sequence[Stack]) -> tuple[StackProfile, ...]:
     """Every profile of a run; `host` are its sampled stacks."""
-    found = [*_host_profiles(host)]
-    if isinstance(files.trace, Found) and files.trace.content.python is not UNSET:
-        found += [_python_profile(tree) for tree in files.trace.content.python]
-    found += [profile for one in files.timelines for profile in _operator_profiles(one.content)]
+    trace = files.trace.content if isinstance(files.trace, Found) else None
+    found = (*_host_profiles(host), *stacks_of_capture(trace, [one.content for one in files.timelines]))
+    return tuple(profile for profile in found if profile.stacks)
+
+
+def stacks_of_capture(trace: CaptureAnalysis | None, windows: Sequence[TimelineWindow]) -> tuple[StackProfile, ...]:
+    """The frames of a torch trace, and the operators of the windows a report draws."""
+    trees = () if trace is None or trace.python is UNSET else trace.python
+    found = [*map(_python_profile, trees), *(profile for one in windows for profile in _operator_profiles(one))]
     return tuple(profile for profile in found if profile.stacks)
 
 
