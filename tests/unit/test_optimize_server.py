@@ -54,7 +54,16 @@ from llm_perf_opt.optimize.server.space import (
 )
 from llm_perf_opt.report.optimize.server_page import render_server_page
 from llm_perf_opt.report.optimize.server_text import render_server_markdown, render_server_terminal
-from tests.support.simulated_tuning import NOISE, PRESENT, SPACE, SimulatedServer, everything, goodput, run_search
+from tests.support.simulated_tuning import (
+    NOISE,
+    PRESENT,
+    SPACE,
+    SimulatedServer,
+    everything,
+    few_goodput,
+    goodput,
+    run_search,
+)
 
 GRID = grid_of(SPACE, everything().tuned, PRESENT)
 BEST = max(goodput(one) for one in GRID)
@@ -75,6 +84,13 @@ def test_two_flags_that_interact_are_found_with_two_fifths_of_the_starts_of_a_gr
     total = search.compared(search.verifications[-1], START, search.best)
     assert total is not None and total.gain.low is not None and total.gain.low > 1.02
     assert {one.option for one in search.flag_gains()} == {"tokens", "sequences"}
+
+
+@pytest.mark.parametrize("seed", [5, 201, 207])
+def test_a_best_value_between_those_that_were_started_is_found(seed: int) -> None:
+    server = SimulatedServer(seed, surface=few_goodput)
+    search = run_search(server, everything(), most_starts=MOST_STARTS)
+    assert search.best is not None and few_goodput(search.best) >= 95.0
 
 
 def compare_equal(seed: int, noise: float) -> str:

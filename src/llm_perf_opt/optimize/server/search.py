@@ -33,6 +33,7 @@ from llm_perf_opt.optimize.server.space import (
     is_allowed,
     name_of,
     neighbours_of,
+    next_values_of,
 )
 from llm_perf_opt.optimize.server.surrogate import Surrogate
 
@@ -292,7 +293,19 @@ class ServerSearch:
             return None
         hoped = surrogate.expect(asked).improvement(best)
         chosen = int(hoped.argmax())
-        return asked[chosen] if hoped[chosen] >= WORTH else None
+        return asked[chosen] if hoped[chosen] >= WORTH else self._next_to_best(surrogate, tried, best)
+
+    def _next_to_best(self, surrogate: Surrogate, tried: Sequence[Configuration], best: float) -> Configuration | None:
+        """A step up or down from the best that was passed over: a maximum between two values is easily missed."""
+        assert self.selected is not None
+        top = tried[int(surrogate.expect(tried).mean.argmax())]
+        near = next_values_of(self.selected.space, top, self.selected.tuned, self.selected.present)
+        asked = [one for one in near if one not in tried and not self._spoiled(one)]
+        if not asked:
+            return None
+        highest = surrogate.expect(asked).highest
+        chosen = int(highest.argmax())
+        return asked[chosen] if highest[chosen] >= best else None
 
     def _candidates(self, tried: Sequence[Configuration], logs: Sequence[float]) -> list[Configuration]:
         assert self.selected is not None

@@ -284,6 +284,38 @@ def neighbours_of(
     return [one for one in _neighbours(configuration, sides) if is_allowed(space, one, present)]
 
 
+def next_values_of(
+    space: ServerSpace, configuration: Configuration, tuned: Sequence[TunedOption], present: Mapping[str, str]
+) -> list[Configuration]:
+    """What differs from a configuration by one step up or down of one number."""
+    own = {one.option: one.value for one in configuration}
+    found = []
+    for option in tuned:
+        known = {*option.values, *([] if option.present is None else [option.present])}
+        value = own.get(option.id, option.present)
+        if value is None or any(as_number(one) is None for one in known):
+            continue
+        ordered = sorted(known, key=lambda one: as_number(one) or 0.0)
+        place = ordered.index(value)
+        for near in (*ordered[max(0, place - 1) : place], *ordered[place + 1 : place + 2]):
+            changed = {**own, option.id: near}
+            found.append(
+                tuple(
+                    OptionSetting(option=one.id, value=changed[one.id])
+                    for one in tuned
+                    if changed.get(one.id, one.present) != one.present
+                )
+            )
+    return [one for one in found if is_allowed(space, one, present)]
+
+
+def as_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def _neighbours(start: Configuration, sides: Sequence[Sequence[OptionSetting | None]]) -> list[Configuration]:
     of_option = {one.option: one for one in start}
     names = [next(one.option for one in side if one is not None) for side in sides]
