@@ -22,6 +22,7 @@ import yaml
 
 from llm_perf_opt.cli import COMMANDS, main
 from llm_perf_opt.commands import bisect, optimize
+from llm_perf_opt.commands.attach import parse_options
 from llm_perf_opt.commands.profile import INFER_OVERRIDES
 from llm_perf_opt.commands.run import implied_overrides, split_command
 from llm_perf_opt.config.arguments import parse_arguments
@@ -168,6 +169,8 @@ def _check(words: list[str]) -> None:
         _compose(rest)
     elif name == "infer":
         _compose(rest, INFER_OVERRIDES)
+    elif name == "run" and "--attach" in rest:
+        assert parse_options(rest).pid
     elif name == "run":
         given, command = split_command(rest)
         _compose(given, implied_overrides(given, command, missing=()))

@@ -70,7 +70,12 @@ def _with_disk(folder: Path, size_kb: int, first: Sequence[str], then: Sequence[
             {"static_analysis": "ok", "torch_profiler": "failed"},
             "torch_profiler: failed in ",
         ),
-        (430, (), {"static_analysis": "ok"}, "error: the reports could not be written (No space left on device ("),
+        (
+            2000,
+            ("alpha",),
+            {"static_analysis": "ok", "alpha": "ok"},
+            "error: the reports could not be written (No space left on device (",
+        ),
     ],
     ids=["the trace of torch_profiler", "the report"],
 )
@@ -81,6 +86,9 @@ def test_a_disk_that_fills_in_the_middle_loses_nothing_and_the_run_goes_on(
         pytest.skip("this user may not mount a file system of his own")
     run = tmp_path / "disk/r"
     switches = [f"pipeline.torch_profiler.enable={str('torch_profiler' in stages).lower()}"]
+    if "alpha" in stages:
+        # Room for the manifest, and none for the page.
+        switches += [ALPHA, "pipeline.alpha.leave_kb=100"]
     first = command("profile", *TINY, *switches, f"artifacts.runs_dir={run}")
     (code, said), (code_then, said_then) = _with_disk(tmp_path, size_kb, first, command("profile", f"run.resume={run}"))
     assert (code, "Traceback" in said, "not foreseen" in said) == (1, False, False), said

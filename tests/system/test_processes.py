@@ -321,17 +321,20 @@ def test_a_child_of_a_run_ends_with_one_line_below_its_trace(
 @pytest.mark.parametrize(
     "module",
     [
-        "direct_inference_runner",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("llm_profile_runner", "static_runner")),
-        pytest.param("deep_profile_runner", marks=pytest.mark.long),
+        "runners.direct_inference_runner",
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("runners.llm_profile_runner", "children.static_counts")
+        ),
+        pytest.param("runners.deep_profile_runner", marks=pytest.mark.long),
     ],
 )
 def test_every_entry_of_ours_ends_in_words(module: str, tmp_path: Path) -> None:
     """A closed output and a word nobody knows, at once: no traceback, exit code 2."""
     # Never a child: the old command of the second stage.
-    child = "" if module == "deep_profile_runner" else "--child "
+    child = "" if module == "runners.deep_profile_runner" else "--child "
     done = subprocess.run(
-        f"{sys.executable} -m llm_perf_opt.runners.{module} {child}nonsense.key=1 >&-",
+        f"{sys.executable} -m llm_perf_opt.{module} {child}nonsense.key=1 >&-",
         shell=True, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)

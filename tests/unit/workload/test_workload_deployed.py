@@ -260,4 +260,4 @@ def test_the_code_a_remedy_gives_to_paste_runs() -> None:
         out = names["model"](input_ids=torch.tensor([[1, 2, 3]])).logits
         assert out.shape == (1, 3, 512)
         ran.append(remedy.id)
-    assert sorted(ran) == ["bfloat16", "compile", "joined_projections", "one_thread", "sdpa"]
+    assert sorted(ran) == ["bfloat16", "compile", "joined_projections", "one_thread", "sdpa", "static_cache"]
