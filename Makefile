@@ -89,7 +89,7 @@ lock: $(STAMP)
 	$(BIN)/pip check
 	$(BIN)/python scripts/check_lock.py
 
-# Every package that comes along, by its hash: for CI (LOCKED=1), and the release. Needs uv.
+# Every dependency, by its hash: for CI (LOCKED=1), and the release. Needs uv.
 relock:
 	uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-annotate --no-header --no-emit-index-url -c constraints.txt --extra dev pyproject.toml -o requirements/dev.txt
 	uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-annotate --no-header --no-emit-index-url requirements/release.in -o requirements/release.txt
@@ -120,7 +120,7 @@ $(RELEASE_STAMP): requirements/release.txt
 	$(VENV)-release/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/release.txt
 	@touch $@
 
-# The workflows: pinned actions, least rights, nothing of strangers in a shell.
+# The workflows: pinned actions, least rights, no untrusted input in a shell.
 workflows: $(RELEASE_STAMP)
 	$(VENV)-release/bin/zizmor --offline --min-severity medium .github
 

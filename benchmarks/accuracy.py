@@ -390,7 +390,7 @@ def peer() -> list[str]:
     ]
 
 
-# Kernels of these classes do the products that static analysis counts in these groups.
+# Kernels of these classes do the matmuls that static analysis counts in these groups.
 GEMM_GROUPS = ("attention", "mlp", "lm_head")
 
 

@@ -270,7 +270,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bench-agreement-") as scratch:
         root, vllm_bin = Path(scratch), args.vllm_bin.resolve()
         model = write_tiny_snapshot(root / "tiny", weights=False)
-        # Steps that take longer than it takes to tell of them.
+        # Steps that take longer than their report.
         config = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(json.dumps({**config, "num_hidden_layers": LAYERS}))
         with serve(vllm_bin, model, root) as url:

@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/compare_statistics.py [--trials 600] [--out FILE]
 
 Passes are lognormal: starts differ by one deviation, repeats inside a start by another. Each case asks the functions
-of the product (`estimate`, `judge`) and counts
+of the package (`estimate`, `judge`) and counts
 
 coverage   how often the 95 % interval contains the true ratio
 decided    how often the verdict is better or worse

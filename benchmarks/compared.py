@@ -51,7 +51,7 @@ def temporal():
             f"non-compute {row['non_compute_time_pctg']} %")
 def idle():
     rows = trace.get_idle_time_breakdown(visualize=False)[0].groupby("idle_category").idle_time.sum()
-    return "idle by cause: " + ", ".join(f"{k} {v / rows.sum():.0%}" for k, v in rows.items())
+    return "idle by cause: " + ", ".join(f"{k} {100 * v / rows.sum():.0f} %" for k, v in rows.items())
 ask(temporal); ask(idle)
 print(json.dumps(said))
 """
@@ -65,7 +65,11 @@ def ours(path: Path) -> list[str]:
 def said_by_us(out: str) -> list[str]:
     found = json.loads(out)
     gpu = found["gpu"]
-    busy = f"GPU busy {gpu['busy_ns'] / gpu['span_ns']:.1%} of {gpu['span_ns'] / 1e6:,.1f} ms" if gpu["span_ns"] else ""
+    busy = (
+        f"GPU busy {100 * gpu['busy_ns'] / gpu['span_ns']:.1f} % of {gpu['span_ns'] / 1e6:,.1f} ms"
+        if gpu["span_ns"]
+        else ""
+    )
     findings = [
         one["title"] + (f" (at most {one['max_gain']:.2f}x)" if one["max_gain"] else "") for one in found["findings"]
     ]

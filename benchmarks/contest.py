@@ -1,7 +1,7 @@
 """Runs commands side by side: medians of whole-process time, then one more run of each for its memory.
 
 CPU seconds are those of the process and all it started and waited for: on a busy machine wall time says more about the
-neighbours. On one core (`taskset`) nobody gains from doing several things at once.
+neighbours. On one core (`taskset`) no tool gains from parallel work.
 """
 
 import ast
@@ -79,7 +79,7 @@ def on_one_core(argv: list[str]) -> list[str]:
 
 
 def spent_by(argv: list[str]) -> Spent:
-    """The time of a whole process, with nobody looking: on a small machine looking takes time from it."""
+    """The time of a whole process, unobserved: on a small machine observing takes time from it."""
     quiet = subprocess.DEVNULL
     start = time.perf_counter()
     process = subprocess.Popen(argv, stdin=quiet, stdout=quiet, stderr=quiet, env=ENVIRONMENT)

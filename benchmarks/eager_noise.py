@@ -164,8 +164,8 @@ def main() -> int:
         for r in rounds:
             print(
                 f"{name}: p10 {r['p10_ms']} p50 {r['p50_ms']} p90 {r['p90_ms']} ms; "
-                f"thread {r['cpu_share_of_wall']:.0%} of wall; "
-                f"slow {r['slow_share']:.0%}: {r['fast']} {r['slow']}; switches {r['involuntary_switches']}; "
+                f"thread {100 * r['cpu_share_of_wall']:.0f} % of wall; "
+                f"slow {100 * r['slow_share']:.0f} %: {r['fast']} {r['slow']}; switches {r['involuntary_switches']}; "
                 f"cores {r['cores']}; SM {r['sm_mhz']}"
             )
     return 0

@@ -1,4 +1,4 @@
-"""What sampling costs a program: its wall time in the sampled pass (py-spy and the look from inside) over that alone.
+"""What sampling costs a program: its wall time in the sampled pass (py-spy and the in-process sampler) over that alone.
 
     python benchmarks/host_samples.py [--rounds 5] [--json FILE]
 

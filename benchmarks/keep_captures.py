@@ -3,7 +3,7 @@
     python benchmarks/keep_captures.py RUNS OUT [--seconds 2]
 
 Tables that hold environments, command lines, calls of the operating system and what the program printed are emptied,
-and names of files taken out. With --seconds only what began within so many seconds after the first kernel stays. A run
+and names of files taken out. With --seconds only what began within N seconds after the first kernel remains. A run
 is named by its folder right below RUNS.
 """
 

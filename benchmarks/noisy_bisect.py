@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/noisy_bisect.py [--trials 200] [--out FILE]
 
-The search of the product (`comparison/bisect/search.py`) on a simulated runner: a pass takes a lognormal time, and the
+The search of the package (`comparison/bisect/search.py`) on a simulated runner: a pass takes a lognormal time, and the
 culprit and all commits after it are slower by a known change. Target of the first two cases (64 commits, 10 % noise):
-the right commit in at least 19 of 20 with at most 2.5 log2(64) = 15 comparisons in the median, and "no regression" in
+the right commit in at least 19 of 20 with at most 2.5 log2(64) = 15 comparisons (median), and "no regression" in
 20 of 20 without a change. The others: disturbed runs, harmless differences between all commits, commits that fail.
 """
 

@@ -1,4 +1,4 @@
-"""What a mark costs when nobody listens: `with phase(...)` around nothing, against an empty loop.
+"""The cost of a mark without a listener: `with phase(...)` around nothing, against an empty loop.
 
     python benchmarks/phase_overhead.py [--out FILE]
 

@@ -5,12 +5,12 @@
 
 Needs torch, transformers and PyYAML only. Two ways of running each model are measured:
 
-`eager`: transformers as it comes, dynamic cache; wall time of a step, and the GPU's busy time in it by kernel.
-`graph`: a lean decoder in plain torch (fused qkv and gate/up, cache written in place, grouped products for experts)
+`eager`: stock transformers, dynamic cache; wall time of a step, and the GPU's busy time in it by kernel.
+`graph`: a lean decoder in plain torch (fused qkv and gate/up, cache written in place, grouped GEMMs for experts)
 captured as a CUDA graph, which stands for a serving engine.
 
 The cache of a decode step is filled with noise, because what it holds does not change the time. Besides the grid, the
-rates of single operators are taken by size: matrix products in bf16, fp16, fp8 and int8, attention, grouped products,
+rates of single operators are taken by size: matrix products in bf16, fp16, fp8 and int8, attention, grouped GEMMs,
 norms, copies, reads, and the cost of starting an operator. One JSON is written, after every part, so that a run cut
 short keeps what it has. A part that fails is named in `errors`.
 """
@@ -384,7 +384,7 @@ def _graph_point(model: Lean, geometry: Document, point: Document) -> Document:
     return {**point, "engine": "graph", "wall_us": wall_us(replay, runs=15), "gpu_us": busy_us(replay)}
 
 
-# --- transformers as it comes ----------------------------------------------------------------------------------------
+# --- stock transformers ---------------------------------------------------------------------------------------------
 
 
 def points(tiny: bool) -> Iterator[Document]:

@@ -216,7 +216,7 @@ def frame_ms(browser: Browser) -> float:
 
 
 def measure(contestants: list[Contestant], repeats: int) -> dict[str, Any]:
-    """Both by turns: rendering first, then loading."""
+    """Both, alternating: rendering first, then loading."""
     rendered: dict[str, list[Rendering]] = {c.name: [] for c in contestants}
     loads: dict[str, list[float]] = {c.name: [] for c in contestants}
     extra: dict[str, dict[str, Any]] = {c.name: {} for c in contestants}

@@ -1,4 +1,4 @@
-"""What the advice about a served window gives: `transformers serve` as it comes, and with each fix, under one load.
+"""What the advice about a served window gives: `transformers serve` with defaults, and with each fix, under one load.
 
     python benchmarks/served_remedies.py [--device cuda:0] [--tiny] [--out benchmarks/results/served_gpu.json]
 
@@ -18,7 +18,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 # Arguments and environment of each server.
 CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
-    "as it comes": ((), {}),
+    "defaults": ((), {}),
     "TORCH_CUDNN_SDPA_AVOID_RECOMPILE=1": ((), {"TORCH_CUDNN_SDPA_AVOID_RECOMPILE": "1"}),
     "--cb-use-cuda-graph": (("--cb-use-cuda-graph",), {}),
 }

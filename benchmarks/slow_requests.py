@@ -41,7 +41,7 @@ RESULTS = Path(__file__).with_name("results")
 STREAMS, LONG, SHORT = 6, 8000, 64
 # Not a part of a second: the page of metrics is read once in one.
 TOGGLE_S = 0.37
-# Nothing but decoding of so many sequences is compared.
+# Only decode steps with this many sequences are compared.
 BATCH = 8
 ENOUGH_STEPS = 10
 TOGGLED = f"""

@@ -5,7 +5,7 @@
 One process of the workload for each stage, in which what the stage does is switched on and off many times: alongside it
 every meter is read for a block of `--block-s` and then is not, as the stage energy reads them; inside it the watcher of
 the stage memory records every second request. So both arms see the same process, the same clocks and the same
-neighbours. Blocks (requests) are compared with the next one, and told is the mean ratio of a decode step and of a
+neighbours. Blocks (requests) are compared with the next one; the result is the mean ratio of a decode step and of a
 prefill with its 95 % interval. Requests that lie across a switch are left out.
 """
 

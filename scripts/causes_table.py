@@ -1,7 +1,7 @@
-"""The table of causes in docs/report.md, made from the data of the causes.
+"""The tables of causes in docs/causes.md and docs/causes-host.md, made from the data of the causes.
 
-python scripts/causes_table.py           write it between its two marks
-python scripts/causes_table.py --check   exit with 1 if the page has another one
+python scripts/causes_table.py           write them between their two marks
+python scripts/causes_table.py --check   exit with 1 if a page has another one
 """
 
 import sys
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from llm_perf_opt.diagnosis.cause import Cause, load_causes
 
-PAGE = Path("docs") / "report.md"
+# Pages, by whether they are of programs.
+PAGES = {False: Path("docs") / "causes.md", True: Path("docs") / "causes-host.md"}
 BEGIN, END = "<!-- causes: made by scripts/causes_table.py -->", "<!-- end of causes -->"
 SCOPES = {
     "steady": "captures",
@@ -21,32 +22,33 @@ SCOPES = {
 }
 
 
-def table() -> str:
-    """One row per cause: what it means, where it is judged, and what to do first."""
-    head = ("| cause | what it means | judged in | cells | fix |", "| --- | --- | --- | --- | --- |")
-    return "\n".join((*head, *(_row(cause) for cause in load_causes())))
+def table(*, programs: bool) -> str:
+    """One row per cause, those of programs or the others: what it means, where it is judged, and its general fix."""
+    head = ("| cause | what it means | judged in | fix |", "| --- | --- | --- | --- |")
+    rows = (_row(cause) for cause in load_causes() if (set(cause.scopes) == {"program"}) is programs)
+    return "\n".join((*head, *rows))
 
 
 def _row(cause: Cause) -> str:
     scopes = ", ".join(SCOPES[scope] for scope in cause.scopes)
-    cells = ", ".join(f"`{cell}`" for cell in cause.cells) or "–"
     fix = cause.advice[-1].text.replace("{", "").replace("}", "").replace("|", "\\|")
-    return f"| `{cause.id}` | {cause.plain_words} | {scopes} | {cells} | {fix} |"
+    return f"| `{cause.id}` | {cause.plain_words} | {scopes} | {fix} |"
 
 
-def page(text: str) -> str:
+def page(text: str, *, programs: bool) -> str:
     """The page with the table between its marks."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{table(programs=programs)}\n\n{END}{after}"
 
 
 def main(argv: list[str]) -> int:
-    text = PAGE.read_text(encoding="utf-8")
-    made = page(text)
-    if "--check" in argv:
-        return int(made != text)
-    PAGE.write_text(made, encoding="utf-8")
+    for programs, path in PAGES.items():
+        text = path.read_text(encoding="utf-8")
+        made = page(text, programs=programs)
+        if "--check" in argv and made != text:
+            return 1
+        path.write_text(made, encoding="utf-8")
     return 0
 
 

@@ -1,9 +1,10 @@
 """Says which installed packages have known holes, by pip-audit; and says so when it could not find out.
 
     python scripts/check_holes.py              exit code 1: a hole; 3: no database could be queried, which is not an
-    all-clear python scripts/check_holes.py --may-skip   the same, but nobody to ask is not a failure: without a network
+    all-clear python scripts/check_holes.py --may-skip   the same, but an unreachable service is not a failure: without
+    a network
 
-pip-audit ends well where its service knows none of the packages, as behind a mirror that answers for the real one:
+pip-audit exits with 0 where its service knows none of the packages, as behind a mirror that answers for the real one:
 packages that were not looked up are counted here, and named.
 """
 
@@ -17,13 +18,13 @@ HOLE, NOT_ASKED = 1, 3
 TIMEOUT_S = 600
 # Ours, and what pip itself never fetched from an index.
 _OUR_OWN = "llm-perf-opt"
-# More packages that nobody knows than these and the look-up was none.
+# More unknown packages than these and the query failed.
 LARGEST_UNKNOWN_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
-    """What pip-audit says of all packages. `holes` are lines, `unknown` the names nobody could say anything of."""
+    """What pip-audit says of all packages. `holes` are lines, `unknown` the names without an answer."""
 
     known: int
     unknown: tuple[str, ...]
@@ -41,7 +42,7 @@ def read_audit(text: str) -> Audited:
     asked = [one for one in packages if "skip_reason" not in one]
     holes = [
         f"{one['name']} {one['version']}: {hole['id']}; "
-        + (f"mended in {', '.join(hole['fix_versions'])}" if hole["fix_versions"] else "not mended yet")
+        + (f"fixed in {', '.join(hole['fix_versions'])}" if hole["fix_versions"] else "not fixed yet")
         for one in asked
         for hole in one["vulns"]
     ]
@@ -59,7 +60,7 @@ def main(args: Sequence[str]) -> int:
         return 0 if "--may-skip" in args else NOT_ASKED
     except (ValueError, KeyError):
         last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it printed nothing")
-        print(f"NOT AUDITED: pip-audit could ask nobody ({last.strip()[:200]})")
+        print(f"NOT AUDITED: pip-audit reached no service ({last.strip()[:200]})")
         return 0 if "--may-skip" in args else NOT_ASKED
     for line in audited.holes:
         print(line)

@@ -111,7 +111,7 @@ def _plain(schema: Any, parts: Mapping[str, Any], key: str, meanings: Mapping[st
             kept[name] = [_plain(part, parts, key, meanings) for part in kept[name]]
     values = kept.get("additionalProperties")
     if isinstance(values, dict) and values.get("type") == "number":
-        # A rate nobody knows is null.
+        # An unknown rate is null.
         kept["additionalProperties"] = {"type": ["number", "null"]}
     if isinstance(kept.get("items"), dict):
         kept["items"] = _plain(kept["items"], parts, key, meanings)

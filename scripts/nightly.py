@@ -3,7 +3,7 @@
     python scripts/nightly.py [--base REF] [--candidate REF] [--limit 5] [--pairs auto] [-o DIR] [NAME ...]
 
 The base is the newest tag v*. Each benchmark is one `llm-perf compare --interleave` of both commits with a gate on its
-wall time, so only a slowdown that is beyond chance on this machine fails. Exit codes: 0 no regression (a benchmark
+wall time, so only a significant slowdown on this machine fails. Exit codes: 0 no regression (a benchmark
 without an answer is named), 1 a regression or a benchmark that failed, 2 bad input.
 """
 

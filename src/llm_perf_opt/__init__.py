@@ -62,7 +62,7 @@ _OF_NOTEBOOKS = {"load_ipython_extension": "api.magic"}
 def __getattr__(name: str) -> "Any":
     homes = {one: module for module, names in _HOMES.items() for one in names} | _OF_NOTEBOOKS
     if name in homes:
-        # Kept, so that a name used in a loop is looked for once.
+        # Kept, so that a name used in a loop is searched once.
         return globals().setdefault(name, getattr(import_module(f"{__name__}.{homes[name]}"), name))
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,32 +29,32 @@ _RUN = ("config", ("model", "dataset", "hardware", "experiment"))
 _PREDICT = ("config", ("model", "hardware"))
 # In the order a reader needs them; only the chosen one's module is imported.
 COMMANDS = {
-    "profile": Command("commands.profile", "[OVERRIDE ...]", "a model through all stages, one report", *_RUN),
-    "run": Command("commands.run", "-- PROGRAM ...", "any program through every stage, one report", *_RUN),
+    "run": Command("commands.run", "-- PROGRAM ...", "profile any program: cause, function, line", *_RUN),
+    "profile": Command("commands.profile", "[OVERRIDE ...]", "profile a model through all stages", *_RUN),
     "bench": Command(
-        "commands.bench", "[OVERRIDE ...]", "a server under load, started or running", "bench", ("server", "dataset")
+        "commands.bench", "[OVERRIDE ...]", "load a server, started or running", "bench", ("server", "dataset")
     ),
-    "infer": Command("commands.infer", "[OVERRIDE ...]", "plain inference, no profiler", *_RUN),
-    "predict": Command("commands.predict", "[OVERRIDE ...]", "what hardware allows, before anything runs", *_PREDICT),
-    "plan": Command("commands.plan", "[OVERRIDE ...]", "which device, how many, which batch", *_PREDICT),
-    "analyze": Command("commands.analyze", "FILE ...", "existing captures: nsys, ncu, torch"),
-    "query": Command("commands.query", "RUN|CAPTURE SQL", "SQL over a capture or a run"),
-    "compare": Command("commands.compare", "BASE CANDIDATE", "did it help? --gate for CI"),
-    "bisect": Command("commands.bisect", "GOOD BAD -- PROGRAM", "the commit or version that made it slower"),
-    "optimize": Command("commands.optimize", "[OVERRIDE ...]", "try what the findings advise, verify it", *_RUN),
-    "open": Command("commands.report", "[RUN_DIR]", "show a report, by default the newest", function="main_open"),
+    "infer": Command("commands.infer", "[OVERRIDE ...]", "run a model without a profiler", *_RUN),
+    "predict": Command("commands.predict", "[OVERRIDE ...]", "lower bounds and estimates without a run", *_PREDICT),
+    "plan": Command("commands.plan", "[OVERRIDE ...]", "cheapest deployment that meets SLOs", *_PREDICT),
+    "analyze": Command("commands.analyze", "FILE ...", "existing captures: nsys, ncu, torch, ROCm"),
+    "query": Command("commands.query", "RUN|CAPTURE SQL", "query a capture or a run with SQL"),
+    "compare": Command("commands.compare", "BASE CANDIDATE", "did it help? gates for CI"),
+    "bisect": Command("commands.bisect", "GOOD BAD -- PROGRAM", "find the commit or version that regressed"),
+    "optimize": Command("commands.optimize", "[OVERRIDE ...]", "try the fixes, verify gain and outputs", *_RUN),
+    "open": Command("commands.report", "[RUN_DIR]", "open a report, by default the newest", function="main_open"),
     "report": Command("commands.report", "RUN_DIR", "render a run's reports again"),
     "runs": Command("commands.runs", "[DIR]", "list, filter, sort and draw runs"),
-    "sweep": Command("commands.sweep", "report|resume DIR", "a sweep's runs on one page; run what is left"),
-    "mcp": Command("commands.mcp", "[--root DIR]", "findings and figures for coding agents"),
-    "export": Command("commands.export", "RUN_DIR --to WHERE", "for Prometheus, MLflow, W&B, Parquet"),
-    "doctor": Command("commands.doctor", "[--json]", "what this machine can do, and fixes"),
+    "sweep": Command("commands.sweep", "report|resume DIR", "show or resume a sweep"),
+    "mcp": Command("commands.mcp", "[--root DIR]", "serve findings to coding agents (MCP)"),
+    "export": Command("commands.export", "RUN_DIR --to WHERE", "export to Prometheus, MLflow, Parquet, …"),
+    "doctor": Command("commands.doctor", "[--json]", "check this machine, with fixes"),
 }
 OPTIONS = {
-    "--install-completion": "let bash, zsh or fish complete keys and choices",
-    "--show-completion": "print the script that does it",
+    "--install-completion": "complete keys and choices in bash, zsh, fish",
+    "--show-completion": "print the completion script",
     "--version": "print the version",
-    "--help": "print this",
+    "--help": "print this help",
 }
 
 
@@ -68,7 +68,8 @@ def help_text() -> str:
     options = [f"  {name:<26}  {text}" for name, text in OPTIONS.items()]
     head = "llm-perf COMMAND ...: where did the time of an LLM inference go, and why?"
     tail = (
-        "Each command explains itself with --help. First steps:\n\n  llm-perf profile experiment=demo\n  llm-perf open"
+        "llm-perf COMMAND --help: options and examples. First steps:\n\n  llm-perf run -- python my_script.py"
+        "\n  llm-perf profile model=llama3_8b\n  llm-perf open"
     )
     return "\n".join([head, "", *lines, "", *options, "", tail, ""])
 

@@ -14,7 +14,7 @@ EXIT_INTERRUPTED = 130
 class ProfilingError(Exception):
     """Something failed that the user should read about in words, not as a traceback.
 
-    `log` is where what failed wrote its last words; `failure` is then the message without that path.
+    `log` is where the failed program wrote its final lines; `failure` is then the message without that path.
     """
 
     exit_code = EXIT_FAILED
@@ -61,7 +61,7 @@ class ManifestError(ProfilingError):
 
 @contextmanager
 def numbers_of(*places: Path) -> Iterator[None]:
-    """Numbers of somebody's files with which nothing can be computed are bad input, said with where they are."""
+    """Report unusable numbers in a user's file as bad input, with their location."""
     try:
         yield
     except ArithmeticError as error:
@@ -73,7 +73,7 @@ def numbers_of(*places: Path) -> Iterator[None]:
 
 def print_error(error: ProfilingError) -> None:
     """One line per problem, on stderr."""
-    # Where nobody listens the exit code still tells.
+    # Where the output is closed the exit code still reports it.
     with suppress(OSError):
         for line in error.problems if isinstance(error, ConfigError) else (str(error),):
             print(f"error: {line}", file=sys.stderr)

@@ -11,7 +11,7 @@
 Who listens decides what a mark does. Under nsys or ncu it is an NVTX range, under torch.profiler a `record_function`,
 and in a clean pass of llm-perf (`LLM_PERF_MARKS_DIR` is set) a line of a JSONL file with wall times. There the device
 is waited for at both ends of an outermost phase, and only there: `synchronised` in the line says so. A request or a
-warm-up around phases does not count as one. When nobody listens a mark costs a few hundred nanoseconds.
+warm-up around phases does not count as one. When no profiler listens a mark costs a few hundred nanoseconds.
 
 Needs nothing but the standard library; torch is used when the program itself has imported it.
 """
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 MARKS_DIR = "LLM_PERF_MARKS_DIR"
-# After so many outermost phases that are not warm-up the program is ended, as if it had come to its end.
+# After this many outermost phases that are not warm-up the program is ended, as if it had finished.
 STOP_AFTER = "LLM_PERF_STOP_AFTER_PHASES"
 # A file alongside the lines: the program was ended that way, and its wall time is none.
 STOPPED = "stopped"
@@ -48,7 +48,7 @@ R = TypeVar("R")
 class phase:
     """One stretch of work with a name; `facts` such as `tokens` go into the clean pass's file."""
 
-    # Slots and nothing else: a mark nobody listens to is mostly its own making.
+    # Slots and nothing else: the cost of an unused mark is mostly its construction.
     __slots__ = ("_facts", "_name", "_opened")
     _kind = "phase"
 
@@ -58,7 +58,7 @@ class phase:
         self._opened: list[_Opened] | None = None
 
     def __enter__(self) -> None:
-        # Half-imported, torch has no answer yet: that is inspected where it costs nobody anything.
+        # Half-imported, torch has no answer yet: that is checked where it costs nothing.
         if _somebody_listens or (_is_recording() if _is_recording is not None else "torch.autograd" in _modules):
             self._open()
 
@@ -187,11 +187,11 @@ def _nvtx_calls() -> tuple[Callable[[str], object], Callable[[], object]]:
 
 
 def _push_nothing(name: str) -> None:
-    """Stands in where nothing can emit NVTX."""
+    """Stand-in where nothing can emit NVTX."""
 
 
 def _nothing() -> None:
-    """Stands in where there is nothing to close."""
+    """Stand-in where there is nothing to close."""
 
 
 def _torch_profiler() -> Any | None:
@@ -254,7 +254,7 @@ class _Journal:
             self.flush()
 
     def flush(self) -> None:
-        """Write what there is; a file that cannot be written must not end the program."""
+        """Write the marks so far; a file that cannot be written must not end the program."""
         with self._lock:
             lines, self._lines = self._lines, []
             self._flushed_ns = time.perf_counter_ns()
@@ -290,7 +290,7 @@ def _plain_facts(facts: dict[str, Any]) -> dict[str, int | str]:
 
 
 class _Follower:
-    """Tells somebody of every outermost phase, and whether it is warm-up."""
+    """Notify a listener of every outermost phase, and whether it is warm-up."""
 
     def __init__(
         self, begins: Callable[[bool], object], ended: Callable[[bool], object], before: "_Follower | None" = None
@@ -340,7 +340,7 @@ class _Limit:
 
 
 def _nobody_asks(is_warmup: bool) -> None:
-    """Stands in for somebody who wants to know when a phase begins."""
+    """Stand-in for a listener that is notified when a phase begins."""
 
 
 def _synchronise() -> bool:

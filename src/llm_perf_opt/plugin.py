@@ -295,7 +295,7 @@ _HOMES = {
 def __getattr__(name: str) -> "Any":
     for module, names in _HOMES.items():
         if name in names:
-            # Kept, so that a name used in a loop is looked for once.
+            # Kept, so that a name used in a loop is searched once.
             return globals().setdefault(name, getattr(import_module(f"llm_perf_opt.{module}"), name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -310,6 +310,6 @@ class StageContract:
         assert f"pipeline.{self.stage.name}.timeout_s" in str(ending.error)
 
     def _assert_failed(self, ending: Ending) -> None:
-        assert ending.output is None, "a stage that failed raises; what it returns is taken for a success"
+        assert ending.output is None, "a stage that failed raises; a returned value counts as a success"
         assert ending.error is not None and not isinstance(ending.error, StageSkipped) and str(ending.error)
         assert (ending.changed_elsewhere, ending.left_running) == ((), 0)

@@ -1,4 +1,4 @@
-"""Thirty questions a person would ask of captures and runs, and how to know the answer without the product.
+"""Thirty questions a person would ask of captures and runs, and how to know the answer without the package.
 
 The truth is read out of the files with nothing but `json` and `sqlite3`, planted in a capture made here, or computed by
 hand.

@@ -71,7 +71,7 @@ async def everything(client: ScriptedClient) -> dict[str, Reply]:
 
 
 def outside(text: str) -> str:
-    """What of an answer is the product's own: neither data nor arguments the client gave."""
+    """What of an answer is our own text: neither data nor arguments the client gave."""
     own = re.sub(f"{OPENING}[^{OPENING}{CLOSING}]*{CLOSING}", "", text)
     return re.sub(r'"arguments":\{[^}]*\}', "", own)
 

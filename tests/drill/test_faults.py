@@ -1,4 +1,4 @@
-"""Every fault of a vendor tool in every combination of stages: said in words, the rest kept, and mended by a resume."""
+"""Every fault of a vendor tool in every combination of stages: reported, the rest kept, and fixed by a resume."""
 
 import itertools
 import shutil

@@ -94,7 +94,7 @@ def _unpacked(packed: Path, folder: Path) -> Path:
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    """In a process of its own: its memory is not what is looked at."""
+    """In a process of its own: its memory is not measured."""
     port = 18_000 + os.getpid() % 10_000
     url = f"http://127.0.0.1:{port}"
     with subprocess.Popen([sys.executable, str(FAKE_SERVER), "--host", "127.0.0.1", "--port", str(port)]) as process:

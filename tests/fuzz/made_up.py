@@ -34,7 +34,7 @@ def cases(share: int) -> settings:
 
 
 def answers(parse: Callable[[], object]) -> None:
-    """The property: it returns, or it raises one of our own errors, whose text is not empty."""
+    """The property: it returns, or it raises a `ProfilingError`, whose text is not empty."""
     try:
         parse()
     except ProfilingError as error:
@@ -61,7 +61,7 @@ def damaged(draw: st.DrawFn, original: bytes) -> bytes:
     return bytes(data)
 
 
-# What a column may hold in a file somebody joined, edited or cut, whatever its type is.
+# What a column may hold in a file that was joined, edited or cut, whatever its type is.
 VALUES = st.one_of(
     st.none(),
     st.sampled_from(("", "nan", "1e999", "-1", "0x10", b"", b"\x00\xff", 1.5, -1.0, float("inf"), 2**63 - 1, -(2**63))),

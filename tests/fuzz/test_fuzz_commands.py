@@ -108,7 +108,7 @@ def test_conditions_filters_and_requests(key: str, sign: str, value: str, words:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with clean times, a capture and all an environment tells."""
+    """A run with clean times, a capture and a full environment record."""
     run = tmp_path_factory.mktemp("run")
     gpu = {"name": "NVIDIA H200", "driver": "570", "index": 0}
     return write_run(

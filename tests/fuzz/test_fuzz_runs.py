@@ -1,4 +1,4 @@
-"""Somebody's run with one value of one file changed: `report`, `runs` and `compare` answer, and show no such number."""
+"""A run with one value of one file changed: `report`, `runs` and `compare` answer, and show no such number."""
 
 import csv
 import json

@@ -118,7 +118,7 @@ def test_our_own_inference_starts_in_the_stage_s_scratch_directory(fake: Run) ->
 def test_the_plan_is_said_before_ncu_starts(fake: Run) -> None:
     fake.stage(max_kernels=3)
     assert fake.said == [
-        "ncu: 3 kernels chosen from nsys/ncu_decode_kern_sum.csv, whole run, 36.4% of the GPU time",
+        "ncu: 3 kernels chosen from nsys/ncu_decode_kern_sum.csv, whole run, 36.4 % of the GPU time",
         "ncu: plan: 3 kernels, up to 6 launches × 18 passes, about 10 s beyond the program's own time",
     ]
 
@@ -258,7 +258,7 @@ def test_a_hanging_ncu_is_ended_and_said(tmp_path: Path, config: AppConfig) -> N
         run.stage(timeout_s=1.0)
 
 
-# Words and behaviour of ncu 2025.3 that is asked to end: it ends the program and writes its report.
+# Output and behaviour of ncu 2025.3 after a signal: it ends the program and writes its report.
 TOLD_TO_END = """#!/bin/sh
 case "$*" in *--list*|*--import*) exec {fake} "$@";; esac
 told() {{ echo "==PROF== Trying to shutdown target application"; exec {fake} "$@"; }}

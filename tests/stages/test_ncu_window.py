@@ -1,4 +1,4 @@
-"""Launches in a row that hold the kernels that matter: profiled first, or where a capture by name met too few."""
+"""Consecutive launches that hold the kernels that matter: profiled first, or where a capture by name met too few."""
 
 import lzma
 import sqlite3
@@ -166,10 +166,10 @@ def test_few_launches_in_a_row_are_profiled_in_place_of_names(capture: Path, tmp
     with closing(sqlite3.connect(capture)) as database:
         times = _times(database)
     assert sum(times[n] for n in held) >= 0.85 * sum(times[n] for n in set(launched))
-    assert f"ncu: profiled are {count} launches in a row that hold them" in run.said
+    assert f"ncu: profiled: the {count} consecutive launches that hold them" in run.said
     assert output.metrics["ncu_plan_launches"].value == count <= 64
     # The stand-in reports the same few kernels whatever it is queried, which is less than is at that place.
-    assert any(line.endswith("were not met at their place; a second look by name") for line in run.said)
+    assert any(line.endswith("not found at their position; second capture by name") for line in run.said)
     assert "--kernel-id" in second and "--launch-skip" not in second
     assert "pipeline.direct_inference.stop_after_tokens=8" in second
     assert {f.path.name for f in output.files if f.role == "ncu_report"} == {"decode.ncu-rep", "decode-named.ncu-rep"}
@@ -222,7 +222,7 @@ def test_a_second_look_that_fails_leaves_the_first(
     monkeypatch.setattr(ncu_capture, "_run", late)
     run = _run(capture, tmp_path, "nvjet_sm90_tst_64x8_64x16_2x1_v_bz_TNT")
     output = run.stage()
-    assert "ncu: the second look brought nothing (ncu did not end within 60 s)" in run.said
+    assert "ncu: the second capture has no result (ncu did not end within 60 s)" in run.said
     assert output.metrics["ncu_launches"].value == 24
 
 
@@ -264,8 +264,8 @@ def test_kernels_missed_by_name_are_looked_for_by_place(capture: Path, tmp_path:
     assert second[second.index("--kernel-name") + 1] == "regex:^(?!.*(nccl.*|ncclDevKernel.*))"
     skip, count = (int(second[second.index(flag) + 1]) for flag in ("--launch-skip", "--launch-count"))
     missing = set(_by_hand(capture)[skip : skip + count])
-    (said,) = [line for line in run.said if "second look" in line]
-    assert said == f"ncu: 3 chosen kernels were not met by name; a second look at {count} launches in a row"
+    (said,) = [line for line in run.said if "second capture" in line]
+    assert said == f"ncu: 3 chosen kernels not found by name; second capture of {count} consecutive launches"
     assert count <= 64 and "nvjet_sm90_tst_8x64_64x16_4x1_v_bz_TNN" in missing
     assert {f.path.name for f in output.files if f.role == "ncu_report"} == {"decode.ncu-rep", "decode-window.ncu-rep"}
     assert {"raw-window.csv", "details-window.csv", "cmd-window.txt", "log-window.txt"} <= {

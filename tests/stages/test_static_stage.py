@@ -62,7 +62,7 @@ def test_the_tiny_ocr_model_is_analysed_in_both_books(tmp_path: Path) -> None:
     assert data["hardware"]["calibrated"] is True
     assert data["workload"]["views"] == [{"size": 128, "count": 6}, {"size": 256, "count": 1}]
     assert all(e["agrees"] for e in data["double_entry"])
-    assert "Both books agree within 1% everywhere." in (ctx.out_dir / "static_compute.md").read_text()
+    assert "Both counts agree within 1 % everywhere." in (ctx.out_dir / "static_compute.md").read_text()
     kept = list((tmp_path / "cache/llm-perf/calibration").glob("*.json"))
     assert len(kept) == 1
     assert all(m.source == "static_analysis/static.json" for m in output.metrics.values() if m.value is not None)
@@ -75,7 +75,7 @@ def test_the_closed_form_stands_alone_when_counting_fails(tmp_path: Path) -> Non
     assert output.files == ()
     assert list(ctx.out_dir.iterdir()) == []
     assert output.notes[0].startswith("operators could not be counted: the child was ended after")
-    assert output.notes[0].endswith("(log: tmp/static_analysis/log.txt); the closed form stands alone")
+    assert output.notes[0].endswith("(log: tmp/static_analysis/log.txt); only the closed form is used")
     assert (
         output.metrics["flops_prefill"].value
         == 2 * 100 * 2 * (64 * (64 + 64 + 64) + 3 * 64 * 192) + 2 * 4 * 64 * 100**2 + 2 * 64 * 512
@@ -97,7 +97,7 @@ def test_counts_of_an_earlier_attempt_are_not_taken_for_this_one_s(tmp_path: Pat
     data = valid_file("static", ctx.out_dir / "static.json")
     assert data["phases"]["prefill"]["counted_flops"] is None
     assert (data["workload"]["prompt_tokens"], data["double_entry"]) == (100, [])
-    assert output.notes[0].endswith("the closed form stands alone")
+    assert output.notes[0].endswith("only the closed form is used")
 
 
 def test_without_the_fallback_a_failed_count_fails_the_stage(tmp_path: Path) -> None:

@@ -100,10 +100,10 @@ def test_both_passes_run_in_a_child_and_every_file_and_metric_is_reported(tmp_pa
     assert [s["sample_id"] for s in output.samples] == ["p, 1.txt:1", "p, 1.txt:2", "p, 1.txt:3"]
     assert output.notes == (
         "activities: cuda was requested, the model runs on cpu; cpu alone was recorded",
-        "the profiled pass was bounded to 1 sample(s) and 4 token(s) each (pipeline.torch_profiler.max_samples, "
+        "the profiled pass was limited to 1 sample and 4 tokens each (pipeline.torch_profiler.max_samples, "
         ".max_decode_steps; null lifts the bound)",
         "fake weights",
-        "1 sample(s) could not be run and were skipped: p, 1.txt:2",
+        "skipped 1 sample that could not be run: p, 1.txt:2",
     )
     trace = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))
     names = [e["name"] for e in trace["traceEvents"] if e.get("cat") == "user_annotation"]
@@ -131,7 +131,7 @@ def test_a_failing_child_is_told_in_its_own_words_and_keeps_its_files(tmp_path: 
         INFERENCE.run(DirectInferenceConfig(enable=True, warmup_rounds=0), ctx)
     log = tmp_path / "run/direct_inference/log.txt"
     assert str(error.value) == (
-        "the workload failed with exit code 1: 2 of 3 samples are bad (66.7%), more than dataset.max_bad_fraction=0.5 "
+        "the workload failed with exit code 1: 2 of 3 samples are bad (66.7 %), more than dataset.max_bad_fraction=0.5 "
         "allows; what was measured is kept; the first: p, 1.txt:2 (ValueError: this prompt is bad) "
         f"(log: {log})"
     )
@@ -170,7 +170,7 @@ def test_a_baseline_is_measured_once_and_taken_from_an_earlier_stage_when_there_
     changed = replace(config, infer=InferSection(max_new_tokens=3))
     with pytest.raises(CommandFailed, match=r"the clean pass did not end within 0 s \(pipeline.ncu.timeout_s\)"):
         clean_baseline(context(changed, tmp_path / "run", "ncu"), timeout_s=0.01)
-    # What failed is not taken for a result, neither of the new settings nor of the old ones.
+    # What failed is not mistaken for a result, neither of the new settings nor of the old ones.
     assert list((tmp_path / "run/tmp/workload/clean").glob("*.json")) == []
     measured = clean_baseline(ctx, timeout_s=60)
     assert measured is not None

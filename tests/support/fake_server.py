@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that behaves as told: in a thread for quick tests, or as its own program.
+"""An OpenAI-compatible server that behaves as configured: in a thread for quick tests, or as its own program.
 
 `python fake_server.py --port N --host H [--fault F]`; faults: never_ready, dies_on_start, dies_under_load,
 every_tenth_500, stalls, busy, echoes, ignores_sigterm, tells_all, slow_start.

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What one call was answered with; `text` is all a client is sent."""
+    """The answer to one call; `text` is all a client is sent."""
 
     text: str
     is_error: bool

@@ -2,8 +2,9 @@
 
 Run `python -m tests.support.prose [PATH …]` to print them.
 
-Python files give their comments and string constants (docstrings included, f-strings without their expressions); other
-text files give every line, Markdown without the targets of links.
+Python files give their comments and string constants (docstrings included, f-strings without their expressions; tests
+give comments and docstrings), style sheets their comments, other text files every line: Markdown without the targets of
+links, TOML without its keys, templates without their markup. Code in backticks is not prose.
 """
 
 import ast
@@ -24,7 +25,9 @@ FOLDERS = ("src", "tests", "scripts", "benchmarks", "conf", "docs", "examples", 
 SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".j2", ".js", ".css", ".sh", ".cfg"}
 # Quoted requirements, recorded outputs, inputs of tests, and the vocabulary itself with its tests.
 EXCLUDED = (
+    "CHANGELOG.md",
     "docs/founding.md",
+    "docs/compared.md",
     "docs/showcase/",
     "tests/data/",
     "tests/golden/",
@@ -36,6 +39,14 @@ EXCLUDED = (
 # Two words in lower case with a space between them: a sentence, and neither a key nor an expression.
 _SENTENCE = re.compile(r"[a-z]{2,},? [a-z]{2,}")
 _LINK_TARGET = re.compile(r"\]\([^)]*\)")
+_CODE = re.compile(r"`[^`\s]*`")
+# By the suffix of a file, what in its lines is code.
+_MARKUP = {
+    ".toml": re.compile(r"^\s*\[.*|^\s*[\w.\"-]+\s*=|\{[^}]*\}"),
+    ".j2": re.compile(r"\{\{.*?\}\}|\{%.*?%\}|<[^>]*>"),
+    ".js": re.compile(r"\"\w+\""),
+    ".css": re.compile(r"^(?!.*(/\*|^ \*)).*$|[^/]*\{[^}]*\}"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +57,10 @@ class Term:
     write: str
     allow: re.Pattern[str] | None
     suffixes: frozenset[str]
+
+    def may_be_in(self, source: str) -> bool:
+        """Whether it is worth parsing a file; placeholders of f-strings are known after that."""
+        return "{" in self.avoid.pattern or self.avoid.search(source) is not None
 
     def find(self, text: str) -> str | None:
         for match in self.avoid.finditer(text):
@@ -90,12 +105,18 @@ def readable_files() -> list[Path]:
     return sorted(p for p in (path.relative_to(REPO) for path in found) if not p.as_posix().startswith(EXCLUDED))
 
 
-def prose_of_python(source: str) -> Iterator[tuple[int, str]]:
-    """Line and text of the comments and sentences of a Python file; its assertions' expected values included."""
+def prose_of_python(source: str, *, with_strings: bool = True) -> Iterator[tuple[int, str]]:
+    """Line and text of the comments, docstrings and sentences of a Python file."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    if not with_strings:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+                yield node.body[0].lineno, text
+        return
+    for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             text = "".join(str(part.value) if isinstance(part, ast.Constant) else "{x}" for part in node.values)
             yield node.lineno, text
@@ -104,10 +125,18 @@ def prose_of_python(source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno + offset, text
 
 
-def prose_of_text(text: str) -> Iterator[tuple[int, str]]:
+def prose_of_text(text: str, suffix: str) -> Iterator[tuple[int, str]]:
     """Line and text of a document or configuration file."""
+    markup = _MARKUP.get(suffix, _LINK_TARGET)
     for number, line in enumerate(text.splitlines(), start=1):
-        yield number, _LINK_TARGET.sub("]", line)
+        yield number, markup.sub("]", line)
+
+
+def _prose_of(path: Path, source: str) -> Iterator[tuple[int, str]]:
+    """Strings of tests are inputs and expected output: what they quote is checked where it is made."""
+    if path.suffix == ".py":
+        return prose_of_python(source, with_strings=path.parts[0] != "tests")
+    return prose_of_text(source, path.suffix)
 
 
 def find_hits(paths: list[Path]) -> list[Hit]:
@@ -115,11 +144,11 @@ def find_hits(paths: list[Path]) -> list[Hit]:
     hits: dict[tuple[Path, int, str], Hit] = {}
     for path in paths:
         source = (REPO / path).read_text(encoding="utf-8")
-        for line, text in prose_of_python(source) if path.suffix == ".py" else prose_of_text(source):
-            for term in vocabulary():
-                if path.suffix not in term.suffixes:
-                    continue
-                match = term.find(text)
+        # Most files hold few of the terms, and are not parsed for the others.
+        near = [term for term in vocabulary() if path.suffix in term.suffixes and term.may_be_in(source)]
+        for line, text in _prose_of(path, source) if near else ():
+            for term in near:
+                match = term.find(_CODE.sub("`", text))
                 if match is not None:
                     hits.setdefault((path, line, match), Hit(path=path, line=line, match=match, term=term, text=text))
     return list(hits.values())

@@ -29,7 +29,7 @@ def analyze_h200(folder: Path, *, ncu: bool = True, context: bool = True) -> Pat
     out = folder / "h200"
     said = ["model=llama3_1b", "hardware=h200", "workload.prompt=1024"] if context else []
     clean = ["--clean-prefill-ms", "15.90", "--clean-tpot-ms", "15.13"] if context else []
-    assert main(["analyze", *files, "-o", str(out), *said, *clean]) == 0
+    assert main(["analyze", "-v", *files, "-o", str(out), *said, *clean]) == 0
     return out
 
 

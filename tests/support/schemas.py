@@ -1,4 +1,4 @@
-"""Checks what the product wrote against the published JSON schemas."""
+"""Checks what the package wrote against the published JSON schemas."""
 
 import json
 from functools import cache

@@ -66,9 +66,9 @@ def over_steps(requests: Requests, step: Callable[[int], float]) -> float:
 def serving_bound_tokens_per_s(
     model: Model, requests: Requests, dtypes: Dtypes, ceilings: Ceilings, *, capacity_bytes: float
 ) -> float:
-    """Output tokens per second with as many requests at once as the memory could ever hold.
+    """Output tokens per second with as many concurrent requests as the memory could ever hold.
 
-    Prompts ride along with the decode steps of others, so weights are read once a step and compute of one part hides
+    Prefills are batched with the decode steps of others, so weights are read once a step and compute of one part hides
     behind memory of the other. 0: the weights alone do not fit.
     """
     mean = requests.prompt + requests.output // 2

@@ -108,7 +108,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             run = folder / runs / name
             write_run(run, stage("torch_profiler", run, metrics=clean(ttft_ms=120.0, tpot_ms=tpot)))
             assert main(["report", str(run)]) == 0
-    level = LevelResult(label="4 at once", concurrency=4, completed=40, output_tokens_per_s=80.0)
+    level = LevelResult(label="concurrency 4", concurrency=4, completed=40, output_tokens_per_s=80.0)
     answered = [
         RequestRecord(index=i, started_s=i / 20, status="ok", ttft_s=0.1, latency_s=0.2 + i / 1e3, output_tokens=4)
         for i in range(40)

@@ -1,4 +1,4 @@
-"""Models that nobody wrote a rule for, through the whole pipeline."""
+"""Models without a rule, through the whole pipeline."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def test_a_family_the_closed_form_does_not_know_runs_and_the_page_says_so(tmp_pa
 
 
 FAMILIES = DATA / "families"
-# What somebody who adds a family writes, and nothing else: the lists of docs/models.md.
+# What an author of a family writes, and nothing else: the lists of docs/models.md.
 TEXT = [
     "conf/model/starcoder2/arch/starcoder2_tiny.yaml",
     "conf/model/starcoder2_tiny.yaml",

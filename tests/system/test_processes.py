@@ -1,4 +1,4 @@
-"""Two at once, a full disk, nobody listening, and input nobody would type: a run says so and loses nothing."""
+"""Two runs together, a full disk, a closed terminal, and absurd input: a run says so and loses nothing."""
 
 import errno
 import fcntl
@@ -330,7 +330,7 @@ def test_a_child_of_a_run_ends_with_one_line_below_its_trace(
     ],
 )
 def test_every_entry_of_ours_ends_in_words(module: str, tmp_path: Path) -> None:
-    """A closed output and a word nobody knows, at once: no traceback, exit code 2."""
+    """A closed output and an unknown word, together: no traceback, exit code 2."""
     # Never a child: the old command of the second stage.
     child = "" if module == "runners.deep_profile_runner" else "--child "
     done = subprocess.run(

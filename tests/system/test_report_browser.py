@@ -531,7 +531,7 @@ def test_a_bar_of_the_flame_graph_fills_the_width_when_clicked(one_browser: Brow
     """`main` calls `load` for a third of its time and `step` for the rest."""
     frames = [("a.py(1): main", "0.0", "90.0"), ("a.py(2): load", "0.0", "30.0"), ("a.py(3): step", "30.0", "60.0")]
     trace = write_trace(tmp_path / "t.json", [event("python_function", *frame) for frame in frames])
-    assert main(["analyze", str(trace), "-o", str(tmp_path / "run")]) == 0
+    assert main(["analyze", "-v", str(trace), "-o", str(tmp_path / "run")]) == 0
     one_browser.open(tmp_path / "run" / "report.html")
     shown = "return [...document.querySelectorAll('.flame button')].map(b => [b.hidden, b.style.left, b.style.width])"
     assert one_browser.texts(".flame button") == ["main a.py(1)", "load a.py(2)", "step a.py(3)"]

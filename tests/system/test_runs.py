@@ -222,10 +222,10 @@ def _smi(folder: Path, load: str) -> dict[str, str]:
         ('echo "0, GPU-a, 97, 5000\n1, GPU-b, 3, 5000"', {"0": 97, "GPU-a": 97}),
         ('echo "0, GPU-a, 0, 5000\n1, GPU-b, 19, 5000"', {}),
         ('echo "0, GPU-a, [N/A], 5000"', {}),
-        # A driver that has just been loaded: nobody holds memory.
+        # A driver that has just been loaded: no process holds memory.
         ('echo "0, GPU-a, 100, 2"', {}),
         ("exit 9", {}),
-        # What has just ended is still told for a moment.
+        # What has just ended is still reported for a moment.
         ('if [ -e seen ]; then echo "0, GPU-a, 0, 9000"; else touch seen; echo "0, GPU-a, 100, 9000"; fi', {}),
     ],
 )

@@ -23,7 +23,7 @@ from tests.support.nsys_builder import Export
 from tests.support.orchestrator import ALPHA, OFF, llm_perf, llm_perf_here, only_run, valid_manifest
 
 PRIVATE = "MIIEowIBAAKCAQEAx7Qw9ZpLk2Xv4Rt8Wn3Bm6Yh5Gj1Fd0Sa"
-# Built from pieces, so that no scanner takes them for somebody's.
+# Built from pieces, so that no scanner reports them.
 VALUES = {
     "HF_TOKEN": "hf_" + "AbCdEfGhIjKlMnOpQrStUvWx",
     "OPENAI_API_KEY": "sk-" + "proj-4f9d2c7b1eAbCdEfGh",
@@ -49,7 +49,7 @@ VALUES = {
     "SMTP_CREDENTIALS": "mailer:Pa55word",
     "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
     "ENCRYPTION_KEY": "zL8#kQ2$vN5^",
-    # Names that tell nothing.
+    # Names that reveal nothing.
     "PLAIN_ONE": "q7Zp2Lk9Xv4Rt8Wn3Bm6",
     "PLAIN_TWO": "a1b2c3d4e5f60718293a4b5c6d7e8f90",
     "DATABASE_URL": "postgres://app:dbpw77xyz@db.internal:5432/prod",
@@ -241,7 +241,7 @@ def test_the_real_nsys_leaves_none_of_them_either(tmp_path: Path, keep: str) -> 
 
 @pytest.mark.long
 def test_names_of_ranges_and_arguments_of_operators_hold_none_of_them(tmp_path: Path) -> None:
-    """They stand in a packed trace, and come from there into tables, reports and the trace for Perfetto."""
+    """They are in a packed trace, and come from there into tables, reports and the trace for Perfetto."""
     (tmp_path / "program.py").write_text(
         "import gzip, os, sys, torch\n"
         "from torch.profiler import record_function\n"

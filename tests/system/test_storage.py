@@ -95,7 +95,7 @@ def test_jobs_of_a_sweep_are_sent_each_to_its_place(tmp_path: Path, s3: dict[str
 
 
 def test_eight_processes_write_into_one_shared_directory(tmp_path: Path) -> None:
-    """All start at once, so that several want the same name; somebody lists the runs meanwhile."""
+    """All start together, so that several want the same name; another process lists the runs meanwhile."""
     argv = command("profile", *OFF, ALPHA, "pipeline.alpha.seconds=1")
     shared = tmp_path / "tmp" / "runs"
     writers = [

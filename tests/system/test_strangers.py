@@ -1,4 +1,4 @@
-"""Run directories and captures that somebody prepared: nothing outside is touched, nothing hangs, nothing runs."""
+"""Run directories and captures that an attacker prepared: nothing outside is touched, nothing hangs, nothing runs."""
 
 import gzip
 import json

@@ -39,7 +39,7 @@ def test_a_gpu_run_has_device_times_kernels_and_peaks(tmp_path: Path, ignore_eos
     assert data["nvtx_backend"].startswith("torch.cuda.nvtx")
     assert data["clean"]["peak_memory_bytes"] >= 4 * data["model"]["parameters"]
     for line in (x for x in lines if x["pass"] == "clean"):
-        # Marks are taken on the device, edges on the host; over a whole phase they must tell the same story.
+        # Marks are taken on the device, edges on the host; over a whole phase they must agree.
         assert sum(line["itl_values_ms"]) == pytest.approx(line["decode_ms"], rel=0.2, abs=0.5)
     assert data["modules_by"] == "device_time"
     for phase in ("prefill", "decode"):

@@ -63,7 +63,7 @@ def test_tables_and_sql_say_the_same_as_the_report(llama: perf.PerfAnalysis) -> 
 def test_long_gaps_have_the_cells_of_the_ledger(llama: perf.PerfAnalysis) -> None:
     sql = "SELECT DISTINCT cause FROM gaps WHERE duration_ns > 1000000 AND host_ns > sync_ns + copy_ns"
     causes = {row["cause"] for row in llama.query(sql)}
-    # The ledger tells work of single instances of a range from work of all of them; a gap by itself does not.
+    # The ledger separates work of single instances of a range from work of all of them; a gap by itself does not.
     assert causes <= {cell.id for cell in llama.scopes["capture"].cells} | {"idle.host"}
     assert "idle.startup.module_loading" in causes
 
@@ -126,7 +126,7 @@ def test_a_run_answers_from_the_captures_in_it(tmp_path: Path) -> None:
     found = perf.load_run(write_run(run, *files.values()))
     assert [Path(path).name for path in set(found.kernels["capture"])] == ["capture.sqlite"]
     assert [Path(path).name for path in set(found.operators["capture"])] == ["trace.json.gz"]
-    # A file outside the run is nobody's business, whatever the manifest says.
+    # A file outside the run is not read, whatever the manifest says.
     outside = nsys_capture(tmp_path)
     record = StageRecord(name="nsys", status="ok", files=(StageFile(role="nsys_sqlite", path=outside),))
     strange = perf.load_run(write_run(tmp_path / "strange", record))

@@ -52,7 +52,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run made from a torch trace: two steps, each with an operator inside another."""
     folder = tmp_path_factory.mktemp("traced")
     trace = write_trace(folder / "t.json", [*step(0), *step(1000)])
-    assert main(["analyze", str(trace), "-o", str(folder / "run")]) == 0
+    assert main(["analyze", "-v", str(trace), "-o", str(folder / "run")]) == 0
     return folder / "run"
 
 
@@ -227,7 +227,7 @@ def leaky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ]
     trace = write_trace(tmp_path / "t.json", events)
     run = tmp_path / "run"
-    assert main(["analyze", str(trace), "-o", str(run)]) == 0
+    assert main(["analyze", "-v", str(trace), "-o", str(run)]) == 0
     data = json.loads((run / "manifest.json").read_text())
     data["environment"] |= {"hostname": HOST, "variables": {"HF_TOKEN": SECRET}}
     data |= {"user_dir": f"{HOME}/work", "overrides": [f"dataset.file={HOME}/p.jsonl"]}

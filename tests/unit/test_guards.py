@@ -1,4 +1,4 @@
-"""Rules of the house that a reviewer would otherwise have to remember."""
+"""Rules of the project that a reviewer would otherwise have to remember."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""constraints.txt locks every direct dependency; an audit that asked nobody is none."""
+"""constraints.txt locks every direct dependency; an audit without an answer is none."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def test_a_package_nobody_knows_is_no_package_without_holes() -> None:
     assert not audit(unknown).is_all_clear
     assert not audit().is_all_clear
     found = audit({"name": "y", "version": "2.0", "vulns": [hole, {**hole, "fix_versions": []}]})
-    assert found.holes == ("y 2.0: PYSEC-1; mended in 2.1", "y 2.0: PYSEC-1; not mended yet")
+    assert found.holes == ("y 2.0: PYSEC-1; fixed in 2.1", "y 2.0: PYSEC-1; not fixed yet")
 
 
 @pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="not run by a worker of xdist")

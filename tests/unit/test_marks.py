@@ -21,7 +21,7 @@ from tests.support.fixtures_dir import REPO
 
 @pytest.fixture
 def listened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Marks go to files below tmp_path; afterwards nobody listens again."""
+    """Marks go to files below tmp_path; afterwards there is no listener again."""
     marks.listen({marks.MARKS_DIR: str(tmp_path)})
     yield lambda: _lines(tmp_path)
     marks.listen({})

@@ -1,4 +1,4 @@
-"""A look into a running program: places, types, pauses, memory; and what is made of it."""
+"""The in-process sampler: places, types, pauses, memory; and what is made of it."""
 
 import os
 import subprocess
@@ -52,7 +52,7 @@ def test_a_look_knows_places_types_pauses_and_memory(tmp_path: Path) -> None:
     look = first_look(read_looks(tmp_path / "looks"), 0)
     assert look is not None and look.ended and not look.raised and look.stacks == ()
     assert look.age_s > 0
-    # Of two seconds 1.5 were looked at; 0.1 passed before, so 0.4 after.
+    # Of two seconds 1.5 were sampled; 0.1 passed before, so 0.4 after.
     timed = replace(look, age_s=0.1, elapsed_s=1.5)
     whole = Pass(process=look.pid, stacks=(), duration_s=2.0, cpu_s=1.0, end_unseen=False, sampler="py-spy", look=timed)
     bare = HostRow(cell=INTERPRETER, function="", file="", line=0, leaf="", text="", samples=100)
@@ -80,7 +80,7 @@ def test_where_it_samples_too_its_stacks_are_those_of_a_sampler(tmp_path: Path) 
     assert look is not None
     stacks = stacks_of(look, rate_hz=200)
     assert all(stack.is_main and stack.process == look.pid for stack in stacks)
-    # The first look may come before the program's first line, the last at its end.
+    # The first sample may come before the program's first line, the last at its end.
     work = [s for s in stacks if s.frames[:1] == (Frame(function="<module>", file=str(program), line=10),)]
     assert {stack.frames[1].function for stack in work} == {"work"}
     samples = sum(stack.samples for stack in work)

@@ -94,7 +94,7 @@ def test_a_best_value_between_those_that_were_started_is_found(seed: int) -> Non
 
 
 def compare_equal(seed: int, noise: float) -> str:
-    """An A/A comparison, inspected as a search does, until it is settled."""
+    """An A/A comparison, inspected as a search does, until it is conclusive."""
     draw = random.Random(seed)
     sides: tuple[list[float], list[float]] = ([], [])
     for number in range(1, ROUND_LOOKS[-1] + 1):

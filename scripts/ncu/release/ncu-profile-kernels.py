@@ -183,7 +183,7 @@ def ncu_version():
 
 
 def write_record(args, kernels, version):
-    """command.yaml: what was run, and what came of it."""
+    """command.yaml: what was run, and its result."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     lines = [f"time: {quoted(now)}", f"ncu_version: {quoted(version)}"]
     lines += ["sections:", *(f"  - {quoted(s)}" for s in args.sections)]

@@ -111,7 +111,7 @@ class PerfAnalysis:
 
     @cached_property
     def findings(self) -> Findings:
-        """Findings, the most time at stake first; each has a `title`, a `fix` and its evidence."""
+        """Findings, the largest saving first; each has a `title`, a `fix` and its evidence."""
         return Findings(self.diagnosis.claims)
 
     @cached_property

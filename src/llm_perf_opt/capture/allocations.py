@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from llm_perf_opt.capture.intervals import Ints
+from llm_perf_opt.core.units import count_of
 
 CURVE_POINTS = 600
 OWNERS_KEPT = 200
@@ -164,7 +165,7 @@ def measure_device(found: DeviceSnapshot, sites: Sequence[AllocationSite]) -> tu
     largest = max(found.free_bytes, default=0)
     notes = []
     if before := sum(life.begin < 0 for life in lives):
-        notes.append(f"device {found.device}: {before:,} block(s) were allocated before the recording began")
+        notes.append(f"device {found.device}: {count_of(before, 'block')} allocated before the recording began")
     if int(reserved.min()) < 0:
         notes.append(f"device {found.device}: its segments do not add up over the events; reserved is not exact")
     return DeviceMemory(
@@ -264,7 +265,7 @@ def _times_ns(events: Sequence[SnapshotEvent]) -> list[int] | None:
 
 
 def _points(times: Sequence[int] | None, allocated: Ints, reserved: Ints) -> tuple[tuple[int, int, int], ...]:
-    """The curve at so many points that it can be drawn: of each stretch the one with most allocated."""
+    """The curve at this many points that it can be drawn: of each stretch the one with most allocated."""
     count = len(allocated)
     size = -(-count // CURVE_POINTS)
     chosen = [start + int(np.argmax(allocated[start : start + size])) for start in range(0, count, size)]

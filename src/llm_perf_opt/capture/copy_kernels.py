@@ -28,7 +28,7 @@ from llm_perf_opt.capture.operators import TraceDetail
 from llm_perf_opt.capture.timeline import Timeline, distinct
 
 NAMED = 3
-# A `cat` of two tensors appends where one is so many times as long as the other.
+# A `cat` of two tensors appends where one is at least this many times as long as the other.
 APPENDS = 4
 HOW = {
     LAYOUT: "nothing remains where the kernels around it read and write the other layout",

@@ -49,7 +49,7 @@ def gpu_of(work: Activities) -> Ints:
 
 
 def owned_ns(start: Ints, end: Ints, *, beside: Intervals | None = None) -> Ints:
-    """What each interval covers that none before it does, nor the set `beside` it.
+    """What each interval covers that none before it does, nor the set `beside`.
 
     The owner of an instant is the first interval, by start, that covers it. So one interval owns what follows the
     latest end of all before it. Of those that start together the shortest comes first, whatever their order is.

@@ -1,6 +1,6 @@
-"""Kernels that one kernel would do: chains of small ones, and attention in pieces. What remains of each when fused.
+"""Kernels that one kernel would do: chains of small ones, and unfused attention. What remains of each when fused.
 
-Kernels of a chain pass tensors on through memory, and attention in pieces does so with all its scores.
+Kernels of a chain pass tensors on through memory, and unfused attention does so with all its scores.
 """
 
 import re
@@ -21,11 +21,11 @@ MIN_CHAIN_SHARE = 0.1
 # A chain repeats itself where this part of it is the same one period later; shorter ones have no room for two periods.
 REPEATED, MIN_REPEATED, MOST_PERIODS = 0.95, 4, 100
 _SPREAD = 0x9E3779B97F4A7C15
-# Kernels of attention in pieces: none of these, a product, a softmax, work in passing; and the most from end to end.
+# Kernels of unfused attention: none of these, a GEMM, a softmax, elementwise work; and the largest span.
 # Attention that is one kernel already is the fourth kind.
 PRODUCT, SOFTMAX, PASSING, FUSED = 1, 2, 3, 4
 MOST_PIECES = 12
-# The softmax of attention reads and writes all that the products around it write and read, so it takes a good part of
+# The softmax of attention reads and writes all that the GEMMs around it write and read, so it takes a good part of
 # their time: less is a router's or a classifier's, between layers with weights.
 LEAST_SOFTMAX = 0.1
 # Torch multiplies by weights in these operators, and what belongs to each head or row of a batch in those.
@@ -58,7 +58,7 @@ FUSED_FLOOR = (
 
 
 def chains_of(timeline: Timeline, wanted: Callable[[str], bool]) -> Chains:
-    """Two or more wanted kernels in a row on one stream, one of which computes something.
+    """Two or more consecutive wanted kernels on one stream, one of which computes something.
 
     Nothing can be fused over a call that waits for the GPU, nor over a long time in which the stream was idle.
     """
@@ -144,7 +144,7 @@ def _begins_a_step(name: Ints, starts: Ints, length: Ints) -> Flags:
         return begins
     starts, length = starts[long], length[long]
     # Chains of as many of the same kernels, three of them at the same places, are equal. Sums of large numbers in place
-    # of names, modulo 2**64, tell what kernels they are of.
+    # of names, modulo 2**64, identify their kernels.
     codes = (np.arange(1, int(name.max()) + 2, dtype=np.uint64) * np.uint64(_SPREAD)) ** 3
     sums = np.concatenate(([np.uint64(0)], np.cumsum(codes[name])))
     columns = (sums[starts + length] - sums[starts], name[starts], name[starts + 1], name[starts + length // 2], length)
@@ -188,7 +188,7 @@ def _apart(timeline: Timeline, order: Ints | slice) -> Flags:
 class AttentionInPieces:
     """Attention as a product, a softmax and a product: how often, and the time of the parts.
 
-    `floor_ns` is what remains of them in one kernel: the work of the products. `how` says from where it is known.
+    `floor_ns` is what remains of them in one kernel: the work of the GEMMs. `how` states how it was obtained.
     """
 
     count: int
@@ -203,15 +203,15 @@ class AttentionInPieces:
         return self.product_ns + self.softmax_ns + self.between_ns
 
 
-PRODUCTS_REMAIN = "the products remain, at most in the time they took"
-FLOPS_REMAIN = "FLOPs and operands of the products remain, at three quarters of the data-sheet peak"
+PRODUCTS_REMAIN = "the GEMMs remain, at most in the time they took"
+FLOPS_REMAIN = "FLOPs and operands of the GEMMs remain, at three quarters of the data-sheet peak"
 
 
 def attention_in_pieces(timeline: Timeline, least_ns: Ints | None = None) -> AttentionInPieces:
     """Softmax kernels between two products on one stream, with nothing but elementwise work and copies in between.
 
     Where operators were recorded, they say which products are attention's. Where not, it is not attention if the
-    softmax is next to nothing alongside the products, or if fused attention runs before each of them: a router's.
+    softmax is next to nothing compared with the GEMMs, or if fused attention runs before each of them: a router's.
     `least_ns` is what remains of each product in one kernel, -1 where that is not known (`shapes.least_fused_ns`).
     """
     pieces = _pieces_of(timeline)

@@ -45,7 +45,7 @@ SLOW_LAUNCH_NS = 200_000
 FAR, FEW, MOST = 10, 0.2, 0.5
 # In the place of a launching call: the driver moved pages of unified memory by itself.
 _DRIVER = -2
-# Of the capture: less is not worth a look.
+# Of the capture: less is not worth reporting.
 WORTH = 0.01
 # Calls that free memory wait for the GPU where it is busy. On an idle GPU they wait for nothing: the driver works.
 _FREES = re.compile(r"^(cuda|hip)(Free|FreeHost|HostFree)(_|$)|^cuMemFree")
@@ -125,7 +125,7 @@ class _Gaps:
     trailing: bool
 
     def long_from(self, waiting: Intervals, wanted: Flags, span: tuple[int, int], launches: int) -> int:
-        """From what length on those of the wanted are long: `LONG_GAP_NS`, or less where shorter ones stand out.
+        """The length from which the wanted gaps are long: `LONG_GAP_NS`, or less where shorter ones stand out.
 
         A launch without a gap is one with a gap of no length.
         """

@@ -18,7 +18,7 @@ REST = "(other kernels)"
 
 
 def limit_kernel_names(timeline: Timeline) -> Timeline:
-    """The timeline with at most so many names of kernels; it is returned as it is where it has no more."""
+    """The timeline with at most this many kernel names; unchanged where it has no more."""
     kernels = timeline.kernels
     codes, place = np.unique(kernels.name, return_inverse=True)
     if len(codes) <= MOST_NAMES:

@@ -1,4 +1,4 @@
-"""Launch shapes that leave most of a GPU empty: too few blocks, one block, blocks smaller than a warp.
+"""Launch shapes that leave most of a GPU empty: few blocks, one block, blocks smaller than a warp.
 
 And the hottest kernel, which every answer can name.
 """
@@ -19,6 +19,7 @@ from llm_perf_opt.capture.kernels.names import classify_kernel, distinct_short_n
 from llm_perf_opt.capture.rows import KernelRow
 from llm_perf_opt.capture.shapes import ShapeRow
 from llm_perf_opt.capture.timeline import LaunchShape, Timeline, distinct
+from llm_perf_opt.core.units import count_of
 
 COMMUNICATION = "communication"
 # A kernel on a quarter of the SMs can use neither the GPU's units nor its memory; a short one has no work for more.
@@ -190,7 +191,7 @@ def _row(timeline: Timeline, why: Shape, mine: Ints, alone: Ints) -> LaunchShape
 
 
 def _small_blocks(timeline: Timeline, shape: LaunchShape, time_ns: int) -> tuple[int | None, str]:
-    """Blocks of fewer threads than a warp fill neither its lanes nor, as an SM holds so many, its warps."""
+    """Blocks of fewer threads than a warp fill neither its lanes nor, since an SM holds few blocks, its warps."""
     limits = [_RESIDENT[d.compute_capability] for d in timeline.devices if d.compute_capability in _RESIDENT]
     if not limits:
         return None, "unknown: the capture does not give the GPU's compute capability"
@@ -305,7 +306,7 @@ def _limit(
     if traits is not None and traits.is_misaligned:
         return (
             "misaligned operands",
-            f"its name: a kernel for {traits.precision} rows aligned to {traits.alignment} element(s)",
+            f"its name: a kernel for {traits.precision} rows aligned to {count_of(traits.alignment or 0, 'element')}",
         )
     worked = [s for s in shapes if s.bound is not None and short_kernel_name(row.name) in s.kernels]
     if worked:
@@ -317,7 +318,7 @@ def _limit(
     if shape is not None and math.prod(shape.block) < WARP:
         return "blocks smaller than a warp", f"its blocks have {math.prod(shape.block)} threads, a warp has {WARP}"
     if shape is not None and sm_count is not None and math.prod(shape.grid) <= FEW_BLOCKS_SHARE * sm_count:
-        return "grid too small to fill the GPU", f"{math.prod(shape.grid):,} block(s) for {sm_count} SMs"
+        return "grid too small to fill the GPU", f"{count_of(math.prod(shape.grid), 'block')} for {sm_count} SMs"
     return None, None
 
 

@@ -72,7 +72,7 @@ def operator_rows(timeline: Timeline, operators: HostEvents) -> tuple[OperatorRo
     """Operators by own CPU time."""
     if not len(operators):
         return ()
-    # Runtime calls under no name: they are nobody's own time but theirs.
+    # Runtime calls outside operators: their time belongs to themselves.
     work = _HostWork(timeline, operators, np.full(len(timeline.calls), -1, np.int32))
     found = work.sums(work.host.name, len(operators))
     rows = [

@@ -26,7 +26,7 @@ _BACKWARD = re.compile(r"^(torch::)?autograd::|Backward(s|N|\d+)?(, |$)")
 _MODULES = (MODULE_PREFIX, "nn.Module: ")
 # From this share of its outermost operators on a thread is autograd's.
 MOSTLY_BACKWARD = 0.5
-# A thread that launches this share of its work inside its own ranges needs nobody else's.
+# A thread that launches this share of its work inside its own ranges needs no ranges of other threads.
 OWN_SHARE = 0.5
 # Launches between two of the other thread, on average; two threads that launch at the same pace have two.
 LEAST_BURST = 4

@@ -8,7 +8,7 @@ others launched for it another.
 
 Ranges that differ only by numbers, ids, sizes or steps are one range: `ProfilerStep#7` and `ProfilerStep#8`. A program
 that numbers its ranges writes as many names as instances. What varies is taken out of a name, and names that become the
-same are one; a name that stands alone keeps its numbers. Numbers that stand by themselves always vary; those that are
+same are one; a name that occurs once keeps its numbers. Numbers that are words of their own always vary; those that are
 part of a word (`conv1`, `fp16`) only where they are too many or too long to be a name.
 """
 
@@ -24,6 +24,7 @@ from llm_perf_opt.capture.intervals import Flags, Ints, expand, repeats_ancestor
 from llm_perf_opt.capture.ownership import Ownership, Unlaunched, find_ownership, place_unlaunched
 from llm_perf_opt.capture.timeline import Activities, Ranges, Timeline, distinct, grouped, is_warmup
 from llm_perf_opt.core.names import MODULE_PREFIX
+from llm_perf_opt.core.units import count_of
 
 VARIABLE = "N"
 # More names than this that differ only in a number inside a word are numbered, not named.
@@ -264,18 +265,18 @@ class RangeInstances:
             part = "all" if found.queued_before == unowned else f"{found.queued_before}"
             queued = f", {part} of them queued before the first recorded launch of their stream"
             notes.append(
-                f"{unowned} kernel(s) have no recorded launch and belong to no range"
+                f"{count_of(unowned, 'kernel')} without a recorded launch and without a range"
                 + (queued if found.queued_before else "")
             )
         if found.placed:
             notes.append(
-                f"{found.placed} kernel(s) have no recorded launch and are counted in the range that launched the work "
-                "before and after them on their stream"
+                f"{count_of(found.placed, 'kernel')} without a recorded launch, counted in the range that launched the "
+                "work before and after them on their stream"
             )
         if self.ambiguous_launches:
             notes.append(
-                f"{self.ambiguous_launches} launch(es) of a thread without ranges could belong to ranges of several "
-                "threads and are counted in none of them"
+                f"{count_of(self.ambiguous_launches, 'launch')} of a thread without ranges could belong to ranges of "
+                "several threads and are counted in none of them"
             )
         return notes
 

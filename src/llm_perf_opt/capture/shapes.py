@@ -37,7 +37,7 @@ Reason = Literal["misaligned", "CUDA cores", "skinny", "too small to fill"]
 _WHY: Mapping[Reason, str] = {
     "misaligned": "rows of the operands are not aligned to 16 bytes, which needs slower kernels",
     "CUDA cores": "a kernel of the CUDA cores multiplies, not one of the matrix units",
-    "skinny": f"a side of the product is under {SKINNY}: reading the other operand takes the time",
+    "skinny": f"a side of the GEMM is under {SKINNY}: reading the other operand takes the time",
     "too small to fill": f"fewer tiles of {TILE} × {TILE} than SMs",
 }
 

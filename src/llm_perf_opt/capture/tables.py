@@ -109,7 +109,7 @@ def _devices(instances: RangeInstances, group: Ints) -> int:
 
 
 def range_instance(instances: RangeInstances, index: int, source: int, *, seen: bool) -> RangeInstance:
-    """One instance as a record; `seen` tells whether there was GPU work to time."""
+    """One instance as a record; `seen`: whether there was GPU work to time."""
     return RangeInstance(
         source=source,
         start_ns=int(instances.start_ns[index]),
@@ -170,7 +170,7 @@ def _kernels(
     )
 
 
-# Clocks of NVIDIA's GPUs count in steps of so many nanoseconds: a long capture has few lengths, and they are counted.
+# Clocks of NVIDIA's GPUs count in steps of many nanoseconds: a long capture has few lengths, and they are counted.
 # Those between, and very long ones, are few.
 CLOCK_STEP = 32
 MOST_ODD = 0.05

@@ -13,16 +13,17 @@ from typing import TypeVar
 import numpy as np
 
 from llm_perf_opt.capture.intervals import Flags, Ints, innermost, nest
+from llm_perf_opt.core.units import count_of
 
 K = TypeVar("K")
 
 _WARMING_UP = re.compile(r"warm(ing)?[ _-]?up")
-# Words that make of a warm-up what comes after it, or what does without.
+# Words after which a name means "after the warm-up" or "without warm-up".
 _NOT_IN_IT = frozenset({"after", "post", "no", "non", "without", "skip"})
 
 
 def is_warmup(name: str) -> bool:
-    """Whether a range is a warm-up, by its name: what happens there is paid once."""
+    """Whether a range is a warm-up, by its name: what happens there is a one-time cost."""
     words = set(re.split(r"[^a-z]+", _WARMING_UP.sub("warmup", name.lower())))
     return "warmup" in words and not words & _NOT_IN_IT
 
@@ -130,7 +131,7 @@ class HostEvents:
         return replace(kept, start_ns=np.maximum(kept.start_ns, at_ns))
 
     def near(self, start: int, end: int) -> Ints:
-        """Those that may overlap a time, in the capture's order, found without a look at all of them."""
+        """Those that may overlap a time, in the capture's order, found without scanning all of them."""
         order, starts, reach = self._in_time
         return np.sort(order[reach.searchsorted(start, "right") : starts.searchsorted(end)])
 
@@ -219,7 +220,7 @@ class Timeline:
     `operators` are those of a framework; `frames` (of Python) and `system` (calls of the operating system) hold only
     what took long enough to explain a gap, `pauses` when the profiler itself held the program up. `gil_held` is when
     threads held the lock of the Python interpreter; that they waited for it is among `system`. `kept_share` is the
-    part of what ran that is still in a capture from which somebody took events out. `lost_launches` counts launch calls
+    part of what ran that is still in a capture from which events were removed. `lost_launches` counts launch calls
     whose kernels were not recorded; `may_lack_gpu_work`: the profiler says that it lost some. `page_faults` is None
     where the capture did not record them.
     """
@@ -416,7 +417,7 @@ class Links:
         if not self.duplicates:
             return []
         return [
-            f"{self.duplicates} host call(s) share the correlation id of another in the same process; "
+            f"duplicate correlation ids within a process: {count_of(self.duplicates, 'host call')}; "
             "the first of them is taken as the launch"
         ]
 

@@ -1,4 +1,4 @@
-"""Child of `optimize`: loads one configuration, and runs passes and output checks when it is asked to."""
+"""Child of `optimize`: loads one configuration, and runs passes and output checks on request."""
 
 import os
 import socket

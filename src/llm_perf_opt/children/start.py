@@ -28,7 +28,7 @@ def hide_packages(adapter: str) -> None:
     Adapters of others may need them. Only children of ours do this, never a user's program.
     """
     if adapter == TEXT_MODELS:
-        # A name that stands for None is found by nobody: what tries to import it takes it for not installed.
+        # A name that maps to None cannot be imported: code that tries to import it assumes it is not installed.
         sys.modules.update(dict.fromkeys(NOT_FOR_TEXT - sys.modules.keys()))  # type: ignore[arg-type]
 
 
@@ -50,7 +50,7 @@ def load_child_config(argv: Sequence[str]) -> tuple[AppConfig, Path]:
 
 
 def run_child(work: Callable[[AppConfig, Path], None], argv: Sequence[str]) -> int:
-    """Run a child's work and turn errors, also those nobody foresaw, into a message on the log and an exit code."""
+    """Run a child's work and turn errors, also unforeseen ones, into a message on the log and an exit code."""
     begin_step("configuration")
     with LastResort(in_log=True), _without_collection():
         try:
@@ -72,7 +72,7 @@ def run_child(work: Callable[[AppConfig, Path], None], argv: Sequence[str]) -> i
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """No garbage is looked for while modules are imported, nor when the process ends.
+    """The garbage collector is off while modules are imported, nor when the process ends.
 
     Imports make hundreds of thousands of objects that stay: looking for garbage among them took a fifth of their time,
     taking them apart at the end a quarter. `open_session` switches it on again before anything is measured.

@@ -8,6 +8,7 @@ What a capture cannot say of itself: the model and hardware behind it, and its t
 """
 
 import argparse
+import shlex
 import tempfile
 from dataclasses import replace
 from functools import partial
@@ -21,9 +22,12 @@ from llm_perf_opt.planning.capture_context import CLEAN, CaptureContext, context
 from llm_perf_opt.system.arrays import load_numpy
 from llm_perf_opt.system.json_output import print_json
 
+# Rows of a table where --top gives no number.
+TOP = 15
+
 
 def split_context(args: argparse.Namespace) -> CaptureContext:
-    """Tell captures from overrides: an override has a `=` and is not a file."""
+    """Separate captures from overrides: an override has a `=` and is not a file."""
     given = [str(path) for path in args.files]
     overrides = tuple(text for text in given if "=" in text and not Path(text).exists())
     files = tuple(Path(text) for text in given if text not in overrides)
@@ -63,17 +67,30 @@ def main(argv: list[str]) -> int:
         load_numpy()
         from llm_perf_opt.pipeline.analyze.snapshots import analyze_snapshots
 
-        analyze_snapshots(args.files, args.output, as_json=args.json, top=max(1, args.top))
+        analyze_snapshots(args.files, args.output, as_json=args.json, top=_top(args))
         return EXIT_OK
     if args.kernels_only:
         from llm_perf_opt.pipeline.analyze.kernels import print_kernels
 
         if args.output is not None or set(kinds) != {NSYS}:
             raise ConfigError("analyze --kernels-only: takes exactly one .sqlite export of nsys, and no -o")
-        return print_kernels(args.files, as_json=args.json, top=max(1, args.top))
+        return print_kernels(args.files, as_json=args.json, top=_top(args))
     load_numpy()
     with tempfile.TemporaryDirectory(prefix="llm-perf-analyze-") as scratch:
         return _analyze(args, kinds, context, Path(scratch))
+
+
+def _top(args: argparse.Namespace) -> int:
+    return TOP if args.top is None else max(1, int(args.top))
+
+
+def _next_steps(args: argparse.Namespace) -> list[str]:
+    """The commands that show the tables, and the page."""
+    files = shlex.join(str(file) for file in args.files)
+    page = (
+        f"llm-perf open {shlex.quote(str(args.output))}" if args.output else f"llm-perf analyze {files} -o DIR --open"
+    )
+    return [f"llm-perf analyze {files} -v  # all tables", f"{page}  # the report"]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -127,12 +144,12 @@ def _parser() -> argparse.ArgumentParser:
         choices=("ranks", "repeats"),
         help="what several captures are: ranks of one job, or repetitions of one run (default: as they say themselves)",
     )
+    parser.add_argument("-v", "--verbose", action="store_true", help="print every table, not only the findings")
     parser.add_argument(
         "--top",
         type=int,
-        default=15,
         metavar="N",
-        help="rows per table on the terminal, in tables of details a third of it (default 15)",
+        help=f"-v with N rows per table, in tables of details a third of it (default {TOP})",
     )
     return parser
 
@@ -167,10 +184,13 @@ def _analyze(args: argparse.Namespace, kinds: list[str], context: CaptureContext
     if args.json:
         print_json(msgspec.to_builtins(analysis))
         return EXIT_OK
-    from llm_perf_opt.report.render.capture_text import render_analysis
+    from llm_perf_opt.report.render.capture_text import render_analysis, render_answer
     from llm_perf_opt.system.terminal import show
 
-    show(render_analysis(analysis, top=max(1, args.top)))
+    if args.verbose or args.top is not None:
+        show(render_analysis(analysis, top=_top(args)))
+    else:
+        show(render_answer(analysis, top=TOP, next_steps=_next_steps(args)))
     if args.output is not None:
         print(f"\nwritten: {args.output / 'report.html'}")
         if args.open:

@@ -23,21 +23,21 @@ examples:
   server=vllm              start one: vllm, sglang, transformers, tensorrt_llm
   server.url=http://…      or use one that runs (server=openai, the default)
   load.rate=1,2,4          requests per second, Poisson; several are a sweep
-  load.concurrency=1,8     or that many under way, a new one for each that ended
-  load.duration_s=60       a level ends after so long, or after load.requests
-  load.slo.ttft_ms=200     limits for goodput; also tpot_ms, e2el_ms
-  dataset.prompt_tokens=…  synthetic prompts of about so many tokens, or
+  load.concurrency=1,8     or a constant number in flight
+  load.duration_s=60       a level ends after this long, or after load.requests
+  load.slo.ttft_ms=200     SLOs for goodput; also tpot_ms, e2el_ms
+  dataset.prompt_tokens=…  synthetic prompts of about this many tokens, or
   dataset=prompts          your own: dataset.file=prompts.jsonl
   traffic.format=sharegpt  recorded: sharegpt, mooncake, otel, jsonl with
   traffic.path=F           load.arrival=recorded for the recorded times
   load.output_tokens=128   length of the answers; load.ignore_eos=true
-  capture.tool=nsys        another start under nsys, with a window
+  capture.tool=nsys        a second start of the server under nsys, with a window
   capture.tool=engine      the server's own /start_profile
   capture.requests=slowest why the slowest requests were slow, and who delayed them
   capture.startup=true     where the time until the server is ready goes
   --json                   print the results (docs/schemas/bench.schema.json)
 
-Requests go to the given address alone. Every key: docs/serving.md.
+Requests go to the given address only. Every key: docs/serving.md.
 """
 
 

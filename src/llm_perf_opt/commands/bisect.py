@@ -28,8 +28,8 @@ EXAMPLES = (
     "llm-perf bisect --resume tmp/bisect/20260101-120000",
 )
 EPILOG = """\
-exit codes: 0 found, or no regression; 1 an end of the line fails; 2 bad input;
-3 inconclusive: too noisy, or not settled with the pairs allowed
+exit codes: 0 found, or no regression; 1 GOOD or BAD fails; 2 bad input;
+3 inconclusive: too noisy for the pairs allowed
 """
 
 
@@ -72,17 +72,19 @@ def _parser() -> CommandParser:
         "--with", dest="extra", action="append", default=[], metavar="PACKAGE", help="also install this package"
     )
     parser.add_argument("--flags", type=Path, metavar="FILE", help="a YAML list of settings (docs/bisect.md)")
-    parser.add_argument("--metric", default="wall_ms", help="what became worse (default wall_ms: the program's time)")
-    parser.add_argument("--gate", metavar="CONDITION", help="from which change on it matters, such as '<=+3%%' (2 %%)")
+    parser.add_argument(
+        "--metric", default="wall_ms", help="the metric that regressed (default wall_ms: the program's time)"
+    )
+    parser.add_argument(
+        "--gate", metavar="CONDITION", help="the smallest change that counts as a regression, such as '<=+3%%' (2 %%)"
+    )
     parser.add_argument("--max-pairs", type=int, default=400, metavar="N", help="pairs of one comparison (default 400)")
     parser.add_argument(
         "--confidence", type=float, default=97.0, metavar="PERCENT", help="probability of the answer (default 97)"
     )
     parser.add_argument("--env", action="append", default=[], metavar="NAME", help="pass this variable to the program")
     parser.add_argument("--timeout", type=float, default=4 * 3600.0, metavar="S", help="seconds of one run")
-    parser.add_argument(
-        "--no-neighbours", action="store_true", help="do not profile the answer and the point before it"
-    )
+    parser.add_argument("--no-neighbours", action="store_true", help="do not profile the answer and its predecessor")
     parser.add_argument("--json", action="store_true", help="print one JSON object (docs/schemas/bisect.schema.json)")
     parser.add_argument("--resume", type=Path, metavar="DIR", help="continue with an interrupted search")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help=f"where results go (default {DEFAULT_DIR}/…)")
@@ -206,9 +208,7 @@ def _limit(args: argparse.Namespace) -> float:
     condition = parse_condition(text)
     share = condition.limit - 1 if condition.at_most else 1 / condition.limit - 1
     if not condition.is_relative or share <= 0:
-        raise ConfigError(
-            f"--gate: not a change for the worse (got {args.gate!r}), allowed: such as '<=+3%' or '>=-3%'"
-        )
+        raise ConfigError(f"--gate: not a regression limit (got {args.gate!r}); use e.g. '<=+3%' or '>=-3%'")
     return share
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_DIR = Path("tmp/compare")
 AUTO = "auto"
-# After so many pairs `auto` asks whether it is settled.
+# After this many pairs `auto` checks whether the result is conclusive.
 AUTO_LOOKS = (3, 6, 12, 24)
 JSON_FILE, MARKDOWN_FILE, PAGE_FILE = "compare.json", "compare.md", "compare.html"
 EXAMPLES = (
@@ -106,7 +106,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_parser(
         "compare",
         "Compare two runs, two directories of runs (the passes of each side), two captures, or two results of a load "
-        "generator. One run of each side shows a difference; several, best interleaved, show whether it will last.",
+        "generator. One run of each side shows a difference; several, best interleaved, show whether it is "
+        "statistically significant.",
         EXAMPLES,
         epilog=EPILOG,
     )
@@ -128,7 +129,8 @@ def _parser() -> argparse.ArgumentParser:
         "--interleave",
         type=_pairs,
         metavar="N",
-        help="make N runs of each side, interleaved, as the overrides after -- say; auto: until it is settled, at most "
+        help="make N runs of each side, interleaved, with the overrides after --; auto: until the result "
+        "is conclusive, at most "
         f"{AUTO_LOOKS[-1]}",
     )
     parser.add_argument("--resume", type=Path, metavar="DIR", help="continue with an interrupted --interleave")
@@ -138,9 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PERCENT",
         help="standard deviation of a run's median from one start to the next, for sides that were started once",
     )
-    parser.add_argument(
-        "--force", action="store_true", help="compare what did not do the same work, and say so everywhere"
-    )
+    parser.add_argument("--force", action="store_true", help="compare different work; every output says so")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write the gates as a JUnit report")
     parser.add_argument("--github", action="store_true", help="print annotations for GitHub Actions on standard error")
     parser.add_argument(

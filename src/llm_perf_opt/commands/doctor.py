@@ -23,7 +23,7 @@ COUNTERS_REMEDY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One line: ok, or a gap with its remedy."""
+    """One line: ok, or a gap with its fix."""
 
     name: str
     ok: bool

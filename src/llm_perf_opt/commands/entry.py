@@ -1,7 +1,7 @@
 """What every command of ours does around its work: standard streams that are safe, and no traceback at the end.
 
-Streams somebody closed are opened on nothing, names a terminal cannot show are escaped, and what would steer a terminal
-is made visible. An error nobody foresaw becomes one line and a file with its trace.
+Closed standard streams are replaced, names a terminal cannot show are escaped, and what would steer a terminal
+is made visible. An unforeseen error becomes one line and a file with its trace.
 """
 
 import os
@@ -48,7 +48,7 @@ def run_safely(main: Callable[[list[str]], int], argv: Sequence[str]) -> int:
 
 
 class LastResort:
-    """Turns an error nobody foresaw into one line on stderr, `caught`, and a file that has the trace.
+    """Turn an unforeseen error into one line on stderr, `caught`, and a file that has the trace.
 
     What a child of a run prints is in a log already: there, with `in_log`, its trace goes.
     """

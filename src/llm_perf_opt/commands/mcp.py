@@ -25,7 +25,9 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--allow-run", action="store_true", help="also offer the tool `capture`, which runs programs")
     parser.add_argument("--print-config", choices=CLIENTS, metavar="CLIENT", help=f"print that of {', '.join(CLIENTS)}")
-    parser.add_argument("--print-skill", action="store_true", help="print SKILL.md, which tells how to use the tools")
+    parser.add_argument(
+        "--print-skill", action="store_true", help="print SKILL.md, which explains how to use the tools"
+    )
     args = parser.parse_args(argv)
     folders: list[Path] = args.root or [Path()]
     if args.print_skill:

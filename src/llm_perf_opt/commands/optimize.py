@@ -41,7 +41,7 @@ examples:
 A finding of the profile names what could help; each is tried in a process of
 its own, its passes interleaved with those of what it is compared with, and counts
 only if its outputs hold. Every key: docs/optimize.md.
-exit codes: 0 done, also when nothing helped; 1 the start could not be run;
+exit codes: 0 done, also when nothing helped; 1 the baseline could not be run;
 2 bad input; 130 interrupted
 """
 
@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("words", nargs="*", metavar="OVERRIDE", help="as of profile; run=DIR uses the profile of a run")
+    parser.add_argument("words", nargs="*", metavar="OVERRIDE", help="as in profile; run=DIR uses the profile of a run")
     parser.add_argument(
         "--objective",
         choices=tuple(dict.fromkeys((*OBJECTIVES, *SERVER_OBJECTIVES))),
@@ -95,31 +95,33 @@ def _parser() -> argparse.ArgumentParser:
         help="for all of it, profile included: 90s, 10m, 1h (default 10m)",
     )
     parser.add_argument(
-        "--max-experiments", type=int, metavar="N", help="start no more than so many; of a server: starts"
+        "--max-experiments", type=int, metavar="N", help="at most N experiments; with server=: at most N starts"
     )
     parser.add_argument(
         "--constraint",
         action="append",
         default=[],
         metavar="CONDITION",
-        help="such as 'peak_gb<=80', 'ttft_ms<=+10%%' (against the start) or 'compile_s<=60'",
+        help="such as 'peak_gb<=80', 'ttft_ms<=+10%%' (against the baseline) or 'compile_s<=60'",
     )
-    parser.add_argument("--lossless", action="store_true", help="leave out what changes outputs by more than rounding")
+    parser.add_argument(
+        "--lossless", action="store_true", help="leave out fixes that change outputs by more than rounding"
+    )
     parser.add_argument(
         "--max-kl",
         type=float,
         default=None,
         metavar="NATS",
-        help="of lossy fixes, mean of the samples (default 0.05)",
+        help="KL divergence of lossy fixes, mean of the samples (default 0.05)",
     )
     parser.add_argument(
-        "--min-top1", type=float, default=None, metavar="SHARE", help="of equal first choices, lossy (default 0.9)"
+        "--min-top1", type=float, default=None, metavar="SHARE", help="top-1 agreement, lossy fixes (default 0.9)"
     )
-    parser.add_argument("--experiments", type=Path, metavar="FILE", help="YAML with experiments of your own")
+    parser.add_argument("--experiments", type=Path, metavar="FILE", help="YAML with your own experiments")
     parser.add_argument("--space", type=Path, metavar="FILE", help="of a server: its options as YAML")
     parser.add_argument("--resume", type=Path, metavar="DIR", help="of a server: continue with an interrupted search")
     parser.add_argument("--dry-run", action="store_true", help="show the plan; profiles first where no run= is given")
-    parser.add_argument("--config-dir", "-cd", type=Path, metavar="DIR", help="with presets of your own, as of profile")
+    parser.add_argument("--config-dir", "-cd", type=Path, metavar="DIR", help="with your own presets, as in profile")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help=f"default {DEFAULT_DIR}/<date>-<time>")
     parser.add_argument("--json", action="store_true", help="print the document (docs/schemas/optimize.schema.json)")
     return parser
@@ -165,7 +167,7 @@ def _optimize_server(args: argparse.Namespace) -> int:
     problems, conditions = _limits(args)
     budget_s = _seconds(args.budget)
     if args.resume is not None and args.output is not None:
-        problems.append("--resume: goes on in its own directory, allowed: without -o")
+        problems.append("--resume: continues in its own directory; leave out -o")
     if args.resume is not None and not args.resume.is_dir():
         problems.append(f"--resume: no such directory (got {str(args.resume)!r}), allowed: that of an earlier search")
     if problems or budget_s is None:

@@ -31,7 +31,7 @@ llm-perf plan [OVERRIDE ...] [--ttft-ms MS] [--tpot-ms MS] [--context TOKENS]
               [--price ENTRY=PRICE,...] [--prices FILE] [--csv FILE]
               [--plot FILE.svg] [--json] [--calibrate-from RUN]
 
-Which device, how many of them, which batch and format: the cheapest that meets
+Which device, how many of them, which batch and dtype: the cheapest that meets
 the limits, by the estimates of `llm-perf predict` (see there for model=,
 hardware= and workload.*).
 
@@ -40,14 +40,14 @@ examples:
   llm-perf plan model=qwen3_8b hardware=h200 --rate 20/s --ttft-ms 1000
   llm-perf plan model=llama3_70b hardware=h100_sxm --users 500 --tpot-ms 40
 
-  --ttft-ms 500    time to first token at most, 95th percentile
-  --tpot-ms 30     time per further token at most
-  --percentile 50  hold --ttft-ms against the median instead
+  --ttft-ms 500    SLO of the time to first token, 95th percentile
+  --tpot-ms 30     SLO of the time per output token
+  --percentile 50  apply --ttft-ms to the median instead
   --context 8192   prompt and answer together
   --output 256     tokens of the answer
-  --devices 8      most devices of one replica: tp × pp × dp of its experts
-  --users 500      so many requests in flight, in a steady state: how many replicas
-  --rate 20/s      so many arrivals: how many replicas (also 1200/min)
+  --devices 8      most devices per replica: tp × pp × dp of its experts
+  --users 500      requests in flight, in a steady state: how many replicas
+  --rate 20/s      arrivals: how many replicas (also 1200/min)
   --burstiness 1   1: Poisson arrivals, below 1: bursts
   --headroom 20%    capacity beyond the demand
   --calibrate-from RUN  answer by a run of llm-perf bench (or its bench.json)
@@ -57,10 +57,10 @@ examples:
 
 Searched: requests in flight up to what fits, tensor, pipeline, expert and data
 parallelism within --devices (or the values given as workload.tp, pp, ep, dp),
-formats bf16 and fp8 (or workload.weight_dtype), the engine `server` (or the one
-given). With --users or --rate also prompts and decoding on different devices.
-Without prices, devices are saved. Files and --json hold every combination that
-meets the limits; with a demand, the best of each device, format and layout.
+dtypes bf16 and fp8 (or workload.weight_dtype), the engine `server` (or the one
+given). With --users or --rate also prefill and decode on different devices.
+Without prices the fewest devices win. Files and --json hold every combination that
+meets the SLOs; with a demand, the best of each device, dtype and layout.
 """
 OPTIONS = (
     *("--ttft-ms", "--tpot-ms", "--percentile", "--context", "--output", "--devices", "--users", "--rate"),

@@ -19,10 +19,10 @@ HELP = """\
 llm-perf predict [OVERRIDE ...] [--wide] [--sort COLUMN] [--csv FILE]
                  [--plot FILE.svg] [--json]
 
-What the hardware allows for a model and what to expect of it, from its
-configuration alone: no weights, no torch. Of a family without a closed form the
-operators are counted with torch, and so are the parameters of what reads images
-or sound; that takes seconds.
+Lower bounds and expected times of a model on given hardware, from its
+configuration alone: no weights, no torch. For a family without a closed form the
+operators are counted with torch, and so are the parameters of image and
+audio encoders; that takes seconds.
 
 examples:
   llm-perf predict model=llama3_8b hardware=h200,rtx3090 workload.batch=1,8,64
@@ -32,21 +32,21 @@ examples:
   model=llama3_8b,qwen3_8b            presets; model.path=… takes folders, config.json files, hub names
   hardware=h200,rtx3090               entries of conf/hardware; auto: this machine
   workload.prompt=1024,8192           tokens of the prompt
-  workload.batch=1,8,64               sequences at once
+  workload.batch=1,8,64               sequences per batch
   workload.context=4096               tokens in the cache at the decode step (default: the prompt)
   workload.output=512                 tokens of the answer: request latency, throughput, cost
-  workload.engine=eager,graph,server  transformers as it comes, a CUDA graph, a serving engine
+  workload.engine=eager,graph,server  stock transformers in eager mode, a CUDA graph, a serving engine
   workload.tp=1,2,4,8                 tensor parallel; also pp, ep, dp
   workload.weight_dtype=fp8,int4      weights of the layers: bf16, fp16, fp32, fp8, int8, int4, nvfp4, mxfp4
-  workload.kv_dtype=fp8               the KV cache; workload.activation_dtype: what products get alongside weights
+  workload.kv_dtype=fp8               the KV cache; workload.activation_dtype: the other operand of the layers' GEMMs
   workload.mla_mode=absorbed          latent attention: cached, latent-expand (what transformers does), absorbed
   workload.concurrency=32             requests in flight over all replicas (default: the batch of each)
   workload.rate=20                    or requests that arrive per second; workload.burstiness=1: Poisson
-  workload.prefill_chunk=2048         prompts go in pieces; workload.prefix_hit=0.5: share of the prompt cached
+  workload.prefill_chunk=2048         chunked prefill; workload.prefix_hit=0.5: share of the prompt cached
   workload.acceptance=0.7             speculative decoding: share of drafts kept; workload.draft_tokens=4
                                       (a draft costs a tenth of a step and of the memory)
   dataset.page_width=… page_height=…  the page of a model that reads pages
-  hardware.peak_tflops.bf16=…         peaks of your own, with hardware.memory_bandwidth_gb_s
+  hardware.peak_tflops.bf16=…         your own peaks, with hardware.memory_bandwidth_gb_s
   hardware.price_per_hour=…           of one device, for the cost of a million tokens
 
 Every workload key takes a list separated by commas; there is one row for each

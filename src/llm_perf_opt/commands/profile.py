@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
+from textwrap import wrap
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ from llm_perf_opt.commands.entry import LastResort
 from llm_perf_opt.commands.report import PAGE, show_page
 from llm_perf_opt.commands.run import declares_model
 from llm_perf_opt.config.arguments import Arguments, parse_arguments
-from llm_perf_opt.core.names import BUILT_IN, MANIFEST_FILE, PLAN_FILE
+from llm_perf_opt.core.names import BUILT_IN, MANIFEST_FILE, PLAN_FILE, STAGE_GROUP
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, ProfilingError, print_error
 from llm_perf_opt.system.json_output import (
     JSON,
@@ -44,10 +46,10 @@ INFER_OVERRIDES = (
     "pipeline.direct_inference.enable=true",
     "pipeline.direct_inference.output.prediction.enable=true",
 )
-HELP = f"""\
+HELP = """\
 llm-perf profile [OVERRIDE ...] [--open] [HYDRA FLAG ...]
 
-Profiles a model through the enabled stages: one run directory, one report.
+Profile a model through the enabled stages: one run directory, one report.
 
 examples:
   llm-perf profile experiment=demo
@@ -57,17 +59,17 @@ examples:
   llm-perf profile -m model=llama_tiny,qwen3_moe_tiny dataset=synthetic
   llm-perf profile --cfg job experiment=demo
 
-  run.dry_run=true     shows the plan and what is in its way, and runs nothing
-  run.resume=RUN_DIR   runs only what is missing, failed or changed
-  model.weights=random takes real geometry, without weights to download
-  --open               shows the report when the run has ended
+  run.dry_run=true     prints the plan and preflight issues, runs nothing
+  run.resume=RUN_DIR   runs only stages that are missing, failed or changed
+  model.weights=random real geometry, random weights, no download
+  --open               opens the report after the run
   --json               prints the result (docs/schemas/run_result.schema.json)
   -m, --multirun       runs every combination of lists with commas;
                        launcher=slurm_h200 or ray sends the jobs there
   --cfg job            prints every key with its value
 
-Stages: {", ".join(BUILT_IN)};
-        each is switched by pipeline.STAGE.enable=true|false
+{stages}
+        switch one with pipeline.STAGE.enable=true|false
 Groups: model, dataset, hardware, experiment,
         profiling/torch@pipeline.torch_profiler, profiling/nsys@pipeline.nsys,
         profiling/ncu@pipeline.ncu
@@ -75,10 +77,16 @@ Hydra's own flags: --hydra-help. Every key: docs/configuration.md.
 """
 
 
+def help_text() -> str:
+    """The help with the stages that are installed, plug-ins included."""
+    names = ", ".join(dict.fromkeys((*BUILT_IN, *sorted(point.name for point in entry_points(group=STAGE_GROUP)))))
+    return HELP.format(stages="\n".join(wrap(f"Stages: {names};", 80, subsequent_indent=" " * 8)))
+
+
 def main(argv: Sequence[str], *, implied: Sequence[str] = ()) -> int:
     """Run the orchestrator with Hydra overrides and flags, after those a command stands for; returns the exit code."""
     if "--help" in argv or "-h" in argv:
-        print(HELP, end="")
+        print(help_text(), end="")
         return EXIT_OK
     as_json = asks_for_json(argv)
     try:
@@ -192,7 +200,7 @@ def _run_hydra(arguments: Arguments, only: tuple[int, ...] | None) -> HydraOutco
     def task(cfg: "DictConfig") -> None:
         started.append("job")
         # Hydra prints an exception of a job as a stack trace, so a job reports through its exit code. A launcher may
-        # have taken this to another machine, where nobody reads the code: there the run directory says how it ended.
+        # have moved this to another machine, where the exit code is lost: there the run directory says how it ended.
         with LastResort() as last, terminate_like_interrupt():
             ends.append(run_job(cfg, given, opens=arguments.opens))
         if last.caught is not None:

@@ -31,7 +31,7 @@ SHOWN_ROWS = 40
 STATM = Path("/proc/self/statm")
 # Beyond DuckDB's own memory: rows on their way to the output.
 HEADROOM_BYTES = 1 << 30
-# An interrupt that has no effect for so long will have none.
+# An interrupt that has no effect in this time will have none.
 GRACE_S = 5.0
 EXAMPLES = (
     'llm-perf query trace.json.gz \\\n      "SELECT class, sum(duration_ns) FROM kernels GROUP BY 1"',

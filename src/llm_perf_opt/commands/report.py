@@ -15,7 +15,7 @@ from llm_perf_opt.system.json_output import print_json, text_to_stderr
 PAGE = "report.html"
 RUNS_DIR = Path("tmp/runs")
 JSON_HELP = "print the run's stages, numbers and diagnosis as one JSON object (docs/schemas/run_result.schema.json)"
-# What a desktop of Linux tells its programs; without one there is nobody to show a page to.
+# Variables that a Linux desktop sets; without one there is no browser to open.
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 
 

@@ -19,12 +19,12 @@ HELP = """\
 llm-perf run [OVERRIDE ...] -- PROGRAM [ARGUMENT ...]
 llm-perf run --attach PID [--duration 20s]
 
-Runs a program of yours: once without a profiler for its times, then sampled,
-under torch.profiler (Python programs) and nsys, as far as this machine has
-them; one run directory, one report. The answer comes after the first two.
+Runs your program: once without a profiler for its times, then sampled,
+under torch.profiler (Python programs) and under nsys, where this machine has
+them; one run directory, one report. The first two passes give the answer.
 
 `--` may be left out before a program that has no `=` in its name: run x.py.
---attach samples a process that runs already: llm-perf run --attach 1 --help.
+--attach samples a running process: llm-perf run --attach 1 --help.
 
 examples:
   llm-perf run -- python my_script.py --steps 2
@@ -34,16 +34,16 @@ examples:
       python my_script.py
 
   model=NAME           the model it runs: bounds, utilisation and waterfall
-  workload.duration_s  ends a program that does not end by itself
+  workload.duration_s  ends a program that does not end by itself, after this time
   --nsys, --ncu, --torch, --host, and --no-nsys …
-                       switch a profiler; ncu is off: it replays every kernel
-  --open               shows the report when the run has ended
+                       switch a profiler on or off; ncu is off by default
+  --open               opens the report after the run
   --json               prints the result (docs/schemas/run_result.schema.json)
 
-The program gets no standard input; one that reads a file:
+The program gets no standard input. To give it a file:
 llm-perf run -- sh -c 'python my_script.py < FILE'
 
-What is before `--` are overrides as of `llm-perf profile`; it is that
+Arguments before `--` are overrides, as in `llm-perf profile`; run is that
 command with workload.command set.
 """
 # What a flag switches.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from llm_perf_opt.config.arguments import command_parser, written_by
 from llm_perf_opt.core.manifest import strict_json
+from llm_perf_opt.core.units import count_of
 from llm_perf_opt.errors import ConfigError, did_you_mean
 from llm_perf_opt.pipeline.catalogue import LocalFolder, RunFolder, RunRow, list_runs, short
 from llm_perf_opt.system.files import write_page
@@ -135,7 +136,7 @@ def _chosen(folder: RunFolder, args: argparse.Namespace) -> int:
     lines = [[printable(cell) for cell in line] for line in _lines(runs, chosen)]
     print(terminal_table((*FIXED, *chosen), lines, right=range(4, 4 + len(chosen))))
     if listed.unread:
-        print(f"note: {len(listed.unread)} run(s) cannot be read as they are; `llm-perf runs` says why")
+        print(f"note: {count_of(len(listed.unread), 'run')} could not be read; `llm-perf runs` shows why")
     return 0
 
 
@@ -144,7 +145,7 @@ def _known_trend(runs: "Sequence[IndexedRun]") -> list[str]:
 
 
 def _require_known(asked: Mapping[str, Sequence[str]], runs: "Sequence[IndexedRun]") -> None:
-    """A name no run has and no run can have is a slip, and would be answered with nothing."""
+    """Refuse a name that no run has or can have: it would match nothing."""
     if not runs:
         return
     known = {*TREND, *(name for run in runs for name in run.columns)}
@@ -277,7 +278,7 @@ def _print_table(rows: Sequence[RunRow]) -> None:
     ]
     width = screen_width()
     if width is not None and width < WIDE:
-        # The name of a run is its time unless somebody chose another; of stages those that failed are enough.
+        # The name of a run is its time unless the user chose another; of stages those that failed are enough.
         header = [header[0], *header[2:-1], "not ok"]
         cells = [[line[0], *line[2:-1], row.note or row.failed] for line, row in zip(cells, rows, strict=True)]
     numbers = [header.index(name) for name in times]

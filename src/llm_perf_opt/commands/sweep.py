@@ -66,7 +66,7 @@ def _report(args: argparse.Namespace) -> int:
         if any(run.on_front for run in found.runs):
             print(f"{FRONT}: no other run is better in {' or '.join(found.objectives)} without losing in the other")
         else:
-            print(f"no run is on the front: none that ended well has {' and '.join(found.objectives)}")
+            print(f"no run is on the Pareto front: none that succeeded has {' and '.join(found.objectives)}")
         for note in read.notes:
             print(f"note: {note}")
         print(f"written: {args.dir / 'sweep.html'}")
@@ -122,7 +122,7 @@ def _resume(args: argparse.Namespace) -> int:
     stream = sys.stderr if args.json else sys.stdout
     print(f"{args.dir}: {describe(states)}; to be run: {len(todo)}", file=stream, flush=True)
     remove_pickles(folder)
-    # A job that was killed after its last stage is done, and nobody takes its lock again.
+    # A job that was killed after its last stage is done, and its lock is not taken again.
     for job, state in zip(document.jobs, states, strict=True):
         if state.state == "ok":
             remove_left_lock(folder / job.folder)
@@ -144,7 +144,7 @@ def _resume(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadSweep:
-    """The runs of a sweep in the order of their numbers; how they stand, by path; and what could not be read."""
+    """The runs of a sweep in the order of their numbers; their states by path; and what could not be read."""
 
     runs: list[IndexedRun]
     states: dict[str, JobState] = field(default_factory=dict)
@@ -232,7 +232,7 @@ def _sentence(found: SweepDocument) -> str:
     if not best:
         return f"{count}."
     near = [_name(found, run) for run in found.runs if is_near_front(run, found)]
-    beside = f" Within their spread (p10 to p90) and so not worse beyond chance: {'; '.join(near)}." if near else ""
+    beside = f" Not significantly different (within p10 to p90): {'; '.join(near)}." if near else ""
     return f"Best in {' and '.join(found.objectives)} (Pareto front): {'; '.join(best)}.{beside} {count}."
 
 

@@ -3,7 +3,7 @@
 Read in this order:
 
 - `student`: Student's distribution, for intervals of few repeats;
-- `stability`: one series of repeats: do they agree, and how many more would settle it;
+- `stability`: one series of repeats: do they agree, and how many more are needed for a conclusion;
 - `statistics`: two series: difference, interval, p-value, verdict, start-to-start variation; corrections for many
   comparisons;
 - `matching`: which kernel, operator or range of one capture is which of the other;

@@ -444,7 +444,7 @@ def _of_range(row: RangeRow) -> TableRow:
 
 
 def range_error(row: RangeRow) -> float | None:
-    """The standard error of the median instance, from the middle half of all as of a normal distribution."""
+    """The standard error of the median instance, from the middle half of all, as for a normal distribution."""
     if row.instances < FEWEST_INSTANCES:
         return None
     return MEDIAN_BY_MEAN * row.wall_spread * row.typical.wall_ns / MIDDLE_HALF / math.sqrt(row.instances)

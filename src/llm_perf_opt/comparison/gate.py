@@ -95,7 +95,7 @@ def check_condition(
     variation: "StartVariation | None" = None,
     is_exact: bool = False,
 ) -> GateResult:
-    """Whether a condition holds. `found` is None where the metric is not on both sides; `spent` as of a verdict.
+    """Whether a condition holds. `found` is None where the metric is not on both sides; `spent` as in a verdict.
 
     One start whose variation is not known decides nothing, unless the metric is exact.
     """

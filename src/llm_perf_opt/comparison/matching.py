@@ -42,7 +42,7 @@ def match_names(
     """Every name of both sides, each in one match; matched ones first, in the order of `base`.
 
     `place` says what a name does where (`True`: in the base): two leftovers of which no other has the same place are
-    taken for a rename. None means that it cannot be reported.
+    treated as a rename. None means that it cannot be reported.
     """
     left, right = list(dict.fromkeys(base)), list(dict.fromkeys(candidate))
     steps: Sequence[tuple[MatchedBy, Callable[[str], str]]] = (

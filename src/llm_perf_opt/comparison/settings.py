@@ -49,7 +49,7 @@ IGNORED = (
     "environment.tools.*.path",
     "environment.variables.SLURM_JOB_ID",
     "environment.memory_bytes",
-    # Told by itself: it is not a setting.
+    # Reported separately: it is not a setting.
     f"environment.{BUSY_GPUS}.*",
 )
 # Another machine is another result of the same work: a difference that is named, and no reason to refuse.

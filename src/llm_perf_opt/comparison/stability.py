@@ -12,7 +12,7 @@ from statistics import fmean, median, stdev
 from llm_perf_opt.comparison.student import t_quantile
 
 CONFIDENCE = 0.95
-# A half-width of the interval below this share of the value counts as settled where nothing else was requested.
+# A half-width of the interval below this share of the value counts as conclusive where no other limit was requested.
 TARGET = 0.02
 # Smaller disagreements than this are not worth a sentence.
 NOTABLE = 0.03
@@ -29,7 +29,7 @@ CLOCK_SPREAD = 0.05
 HOST_SPREAD = 0.15
 # Every pair of values is inspected.
 MOST_FOR_DRIFT = 300
-# Nobody makes more repeats than this.
+# More repeats than this are not worth suggesting.
 MANY = 300
 
 

@@ -34,7 +34,7 @@ DRAWS = 2000
 # Values drawn in one go; larger passes get fewer draws.
 LARGEST_DRAW = 4_000_000
 FEWEST_DRAWS = 200
-# Where the interval has to become very narrow, the answer is "many", not a number nobody believes.
+# Where the interval has to become very narrow, the answer is "many", not an absurd number.
 MOST_REPEATS = 1000
 # Fewer pairs than this are also judged by how the passes of each side differ.
 FEWEST_PAIRS = 4
@@ -454,7 +454,7 @@ def judge(
 
 
 def repeats_needed(found: ChangeEstimate, *, threshold: float = THRESHOLD) -> int | None:
-    """How many passes or repeats as noisy as these would settle it; None where the noise is not known."""
+    """How many passes or repeats as noisy as these would be conclusive; None where the noise is not known."""
     width = found.half_width()
     if width is None:
         return None

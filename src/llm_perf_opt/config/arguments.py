@@ -185,7 +185,7 @@ def _without(flags: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _refuse_unknown(flags: Sequence[str], given: Sequence[str]) -> None:
-    """A flag Hydra does not have, or a piece of one, which argparse would take for the whole of it.
+    """A flag Hydra does not have, or an abbreviation of one, which argparse would accept.
 
     Settings are not flags: `--experiment demo` is meant as `experiment=demo`.
     """

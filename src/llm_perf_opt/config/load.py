@@ -30,6 +30,7 @@ from llm_perf_opt.config.schema import (
     StageConfig,
     WorkloadSection,
 )
+from llm_perf_opt.core.units import count_of
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.system.files import LARGEST_NUMBER, SMALLEST_NUMBER, is_absurd
 
@@ -42,7 +43,7 @@ _RATE_MAPS = ("peak_tflops", "achieved_tflops")
 
 
 def plain_values(raw: dict[str, Any], user_dir: Path) -> dict[str, Any]:
-    """Paths absolute from where the user was, rates without those nobody knows, commands as words."""
+    """Paths absolute from where the user was, rates without unknown ones, commands as lists."""
     out = deepcopy(raw)
     _make_paths_absolute(out, user_dir)
     _drop_unknown_rates(out.get("hardware"))
@@ -61,7 +62,7 @@ def _write_numbers_as_words(section: Any, key: str) -> None:
 
 
 def _drop_unknown_rates(hardware: Any) -> None:
-    """Without the number formats that are only listed so that their keys exist: null is a rate nobody knows."""
+    """Without the number formats that are only listed so that their keys exist: null is an unknown rate."""
     for key in _RATE_MAPS if isinstance(hardware, dict) else ():
         if isinstance(hardware.get(key), dict):
             hardware[key] = {name: rate for name, rate in hardware[key].items() if rate is not None}
@@ -348,7 +349,7 @@ def _explain(error: ValidationError, cls: type[Any], data: Any, section: str) ->
     """Pydantic's errors as one problem per key."""
     grouped: dict[str, list[Any]] = {}
     for item in error.errors(include_url=False):
-        # Elements that are wrong are told by themselves; pydantic does not count them.
+        # Invalid elements are reported separately; pydantic does not count them.
         if item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]:
             continue
         path = _data_path(item["loc"], data, item["type"])
@@ -404,7 +405,7 @@ def _allowed(item: Mapping[str, Any]) -> str:
         name, sign = bounds[kind]
         return f"a number {sign} {ctx[name]:.12g}"
     if kind == "too_short":
-        return f"at least {ctx['min_length']} element(s)"
+        return f"at least {count_of(ctx['min_length'], 'element')}"
     return _EXPECTED.get(kind, str(item["msg"]))
 
 

@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Interval, Le, MinLen
 FORBID_UNKNOWN = {"extra": "forbid", "allow_inf_nan": False}
 
 Dtype = Literal["float32", "float16", "bfloat16"]
-# Nobody means more than that, and what is made of it must fit into memory.
+# More than that is a mistake, and the data made from it must fit into memory.
 MOST = 2**31 - 1
 PositiveInt = Annotated[int, Ge(1), Le(MOST)]
 Seconds = Annotated[float, Gt(0), Le(MOST)]
@@ -189,7 +189,7 @@ class HardwareSection:
     """`hardware.*`: what the device could do at best. `name: auto` looks the device up by its own name.
 
     Peaks are dense and by short name of the number format (fp32, tf32, bf16, fp16, fp8, int8). `achieved_*` is what a
-    calibration or somebody's measurement reached; `launch_us` the host's cost to start one operator. `price_per_hour`
+    calibration or a published measurement reached; `launch_us` the host's cost to start one operator. `price_per_hour`
     is the user's: no price is bundled.
     """
 

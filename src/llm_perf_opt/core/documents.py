@@ -261,7 +261,7 @@ class HostRow:
     """Samples of the main thread in one cell of the time ledger, with the user's function that owns them.
 
     `line` is the one that was seen most, `text` its source code, `leaf` the function of a library behind it, `detail`
-    what a look into the process says of it: the file or host it waits for, the type and size of its arrays.
+    what the in-process sampler knows of it: the file or host it waits for, the type and size of its arrays.
     """
 
     cell: str
@@ -351,7 +351,7 @@ class HostMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class HostObserved:
-    """What a look from inside the process knows, in the sampled pass.
+    """What the in-process sampler knows, in the sampled pass.
 
     `flags` are switches of torch that are on; `environment` holds the variables that change how fast a program is.
     """
@@ -367,8 +367,8 @@ class HostObserved:
 @dataclass(frozen=True, kw_only=True)
 class HostDocument:
     """Samples of a program's Python stacks: `wall_s` is the pass they were taken in, `samples` those of the main
-    thread, `cpu_s` the processor time of all its processes. `fell_behind`: the sampler missed samples for want of a
-    processor, so that what was not sampled is not a part of the program of its own.
+    thread, `cpu_s` the processor time of all its processes. `fell_behind`: the sampler missed samples because it lacked
+    a processor, so that what was not sampled is not a part of the program of its own.
     """
 
     schema_version: Literal[1] = 1

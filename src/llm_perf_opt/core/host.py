@@ -18,7 +18,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Tool:
-    """A vendor tool. `problem` says what is wrong with it, or is None; `remedy` what to do about it."""
+    """A vendor tool. `problem` says what is wrong with it, or is None; `remedy` the fix."""
 
     name: str
     path: str | None = None

@@ -26,8 +26,8 @@ LONGEST_PATH, LONGEST_NAME = 4096, 255
 class RunManifest:
     """One run. Paths of files are relative to the run directory, so a run can be moved or zipped.
 
-    `signature` tells whose run it is (`system/trust.py`); empty in runs that have none. `first_verdict_s` is when the
-    first verdict was reported, counted from the start of the run; None where none was.
+    `signature` identifies whose run it is (`system/trust.py`); empty in runs that have none. `first_verdict_s` is when
+    the first verdict was reported, counted from the start of the run; None where none was.
     """
 
     run_id: str

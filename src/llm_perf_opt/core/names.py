@@ -12,7 +12,7 @@ HOST_SAMPLES: Final = "host_samples"
 BUILT_IN = (STATIC_ANALYSIS, HOST_SAMPLES, TORCH_PROFILER, DIRECT_INFERENCE, NSYS, NCU)
 # The entry points by which stages are found.
 STAGE_GROUP: Final = "llm_perf_opt.stages"
-# Clean times given by hand to `llm-perf analyze` stand in the manifest as a stage of this name.
+# Clean times given by hand to `llm-perf analyze` are in the manifest as a stage of this name.
 GIVEN: Final = "given"
 # Whose clean pass is taken where several were made, the better-informed one first; other stages' come after these.
 CLEAN_PASS_ORDER = (TORCH_PROFILER, DIRECT_INFERENCE)
@@ -24,7 +24,7 @@ PROGRAM: Final = "program"
 PREFILL: Final = "prefill"
 DECODE: Final = "decode"
 PHASES = (PREFILL, DECODE)
-# What ncu looks at unless it is told otherwise.
+# What ncu profiles by default.
 DECODE_RANGES: Final = "decode*"
 # Which metric of the clean pass says how long a phase took.
 WALL_METRIC = {PREFILL: "prefill_ms", DECODE: "tpot_ms"}
@@ -108,7 +108,7 @@ Role = Literal[
     "slow_requests_json",
     "startup_json",
 ]
-# The stages a report looks to first for a role, and names when nobody wrote a file of it.
+# The stages a report looks to first for a role, and names when no stage wrote its file.
 ROLE_WRITERS: dict[Role, tuple[str, ...]] = {
     "metrics": CLEAN_PASS_ORDER,
     "static_json": (STATIC_ANALYSIS,),

@@ -60,14 +60,14 @@ class Metric:
         least = 0.0 if self.unit in NEVER_NEGATIVE else -LARGEST_VALUE
         if isinstance(self.value, int | float) and not least <= self.value <= LARGEST_VALUE:
             object.__setattr__(self, "value", None)
-            object.__setattr__(self, "reason", "the number told for it is not finite, or absurd")
+            object.__setattr__(self, "reason", "the number reported for it is not finite, or absurd")
         if self.spread is not None and not least <= self.spread.p10 <= self.spread.p90 <= LARGEST_VALUE:
             object.__setattr__(self, "spread", None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a command is: so many of so many, where that is known. A child of ours prints it as a line of its log."""
+    """Progress of a command: steps done of the total, where that is known. Our children log it as a line."""
 
     text: str
     done: int | None = None
@@ -80,7 +80,7 @@ class Progress:
 
 
 def read_progress(line: str) -> Progress | None:
-    """What a line of a log tells of progress; None for the words of libraries and tools."""
+    """The progress that a line of a log states; None for output of libraries and tools."""
     found = _PROGRESS.fullmatch(line)
     if found is None:
         return None
@@ -103,7 +103,7 @@ class _StepBegan:
 
 
 def begin_step(name: str, environ: Mapping[str, str] = os.environ) -> None:
-    """In a child: what it does from now on, until it says something else. Of several ranks the first one tells."""
+    """In a child: report what it does from now on. Of several ranks only the first one reports."""
     path = environ.get(STEPS_FILE)
     if path and environ.get("RANK", "0") == "0":
         with open(path, "ab") as file:

@@ -1,11 +1,10 @@
 """A section a stage adds to the report: text, its own numbers, tables, a picture and links, as plain data."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
-
-from llm_perf_opt.core.units import digits
 
 PICTURES = {
     ".svg": "image/svg+xml",
@@ -34,19 +33,34 @@ class SectionTable:
             raise ValueError(f"a table of {len(self.columns)} columns has a row of {len(wrong)}: {wrong}")
 
 
-# Below this a number is more zeros than digits.
-SMALL = 1e-4
+# Significant digits of the largest number of a column; the others have as many decimal places.
+DIGITS = 4
+MOST_PLACES = 9
 
 
-def cell_text(value: Cell) -> str:
-    """A cell as it is shown: numbers with separators and at most four digits, a dash for what is not known."""
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return "—"
-    if isinstance(value, int):
-        return f"{value:,}"
+def table_texts(rows: Sequence[Sequence[Cell]]) -> list[list[str]]:
+    """Cells as they are shown: the numbers of a column with the same decimal places, a dash for what is not known."""
+    columns = [_column_texts(column) for column in zip(*rows, strict=True)]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _column_texts(column: Sequence[Cell]) -> list[str]:
+    numbers = [abs(cell) for cell in column if isinstance(cell, float) and math.isfinite(cell)]
+    largest = max(numbers, default=0.0)
+    whole_digits = math.floor(math.log10(largest)) + 1 if largest else 1
+    return [_cell_text(cell, min(max(DIGITS - whole_digits, 0), MOST_PLACES)) for cell in column]
+
+
+def _cell_text(value: Cell, places: int) -> str:
     if isinstance(value, str):
         return value
-    return digits(value, 4) if abs(value) >= SMALL or value == 0 else f"{value:.3g}"
+    if value is None or not math.isfinite(value):
+        return "—"
+    if isinstance(value, int) or value == 0:
+        return f"{value:,.0f}"
+    if round(abs(value), places) == 0:
+        return f"< {10.0**-places:.{places}f}" if value > 0 else f"> −{10.0**-places:.{places}f}"
+    return f"{value:,.{places}f}"
 
 
 @dataclass(frozen=True, kw_only=True)

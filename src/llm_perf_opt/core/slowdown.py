@@ -47,7 +47,7 @@ def slowdown(
 ) -> dict[str, Metric]:
     """The metrics of one profiler, per phase: `matched` ratios, or those of the passes' medians.
 
-    `where` tells the profiled time from the clean one in `how`: "under nsys".
+    `where` names the profiled pass in `how`: "under nsys".
     """
     found = {}
     for phase, key in WALL_METRIC.items():

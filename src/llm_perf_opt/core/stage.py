@@ -58,7 +58,7 @@ class StageFailed(ProfilingError):
 
 @dataclass(frozen=True, kw_only=True)
 class CommandRunner:
-    """A stage's `run_command`: runs in the stage's directories, tells of progress and records every command."""
+    """A stage's `run_command`: runs in the stage's directories, reports progress and records every command."""
 
     stage: str
     out_dir: Path

@@ -3,6 +3,14 @@
 import math
 
 _SI = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+PLURALS = {
+    "launch": "launches",
+    "batch": "batches",
+    "copy": "copies",
+    "flush": "flushes",
+    "process": "processes",
+    "query": "queries",
+}
 
 
 def digits(value: float, count: int = 3) -> str:
@@ -58,6 +66,12 @@ def format_rate(per_s: float, unit: str) -> str:
 def format_count(value: float, unit: str) -> str:
     """Large counts such as FLOPs and parameters."""
     return _scaled(value, ((f"P{unit}", 1e15), (f"T{unit}", 1e12), (f"G{unit}", 1e9), (f"M{unit}", 1e6)), unit)
+
+
+def count_of(count: float, noun: str) -> str:
+    """A number and its noun, singular or plural: "1 launch", "1,024 launches"."""
+    start, space, last = noun.rpartition(" ")
+    return f"{count:,.0f} {noun if count == 1 else start + space + PLURALS.get(last, last + 's')}"
 
 
 def format_percent(share: float) -> str:

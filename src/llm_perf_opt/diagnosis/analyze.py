@@ -25,6 +25,7 @@ from llm_perf_opt.capture.ranks.identify import Kind
 from llm_perf_opt.capture.rows import CounterRow, KernelRow, RangeRow
 from llm_perf_opt.capture.shapes import ShapesAnalysis, roof_of, shape_rows, sum_shapes
 from llm_perf_opt.capture.timeline import HostEvents, Timeline, distinct, gpu_names, since
+from llm_perf_opt.core.units import count_of
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnose import judge
 from llm_perf_opt.diagnosis.document import (
@@ -46,7 +47,7 @@ from llm_perf_opt.diagnosis.verdict import coverage_of, diagnosis_of, kernels_al
 
 # Ranges of more names than this are for no reader, and would make the answer larger than the capture.
 RANGES_KEPT = 500
-# From this share of start-up on, the rest of a capture is its own scope: if it has so many kernels, this part of
+# From this share of start-up on, the rest of a capture is its own scope: if it has this many kernels, this part of
 # the GPU's work, and few kernels of an autotuner.
 MUCH_STARTUP, MOSTLY_STARTUP = 0.1, 0.3
 ENOUGH_TO_JUDGE, LEAST_WORK, MOST_TUNING = 50, 0.2, 0.05
@@ -186,7 +187,7 @@ def _diagnose(
     counters: Sequence[CounterRow],
     summary: Sequence[KernelRow],
 ) -> Diagnosis:
-    """`alone` is None also where kernels with hardware counters ran, though nobody knows when."""
+    """`alone` is None also where kernels with hardware counters ran, at an unknown time."""
     program = program_of(evidence)
     if evidence.has_gpu_work:
         scopes = _scopes(evidence, steady, ncu)
@@ -349,14 +350,15 @@ def _notes(timeline: Timeline, measured: RangeInstances, *, is_counted: bool) ->
     if len(timeline.graphs):
         notes.append(
             prefix
-            + f"{len(timeline.graphs)} CUDA graph launch(es) were traced as a whole: their kernels are not listed; "
+            + f"{count_of(len(timeline.graphs), 'CUDA graph launch')} traced as a whole, without a list of kernels; "
             "capture with `nsys profile --cuda-graph-trace=node` (pipeline.nsys.cuda_graph_trace=node) to see them"
         )
     if measured.warmup_left_out:
-        notes.append(prefix + f"{measured.warmup_left_out} warm-up range(s) are left out of the ranges")
+        notes.append(prefix + f"left out of the ranges: {count_of(measured.warmup_left_out, 'warm-up range')}")
     if measured.repeats_left_out:
         notes.append(
-            prefix + f"{measured.repeats_left_out} range(s) inside a range of the same name are counted once, with it"
+            prefix
+            + f"counted once, with the outer range of the same name: {count_of(measured.repeats_left_out, 'range')}"
         )
     processes = distinct(timeline.kernels.process).tolist()
     if bool((timeline.kernels.device < 0).any()):

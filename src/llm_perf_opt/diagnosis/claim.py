@@ -41,7 +41,7 @@ class Claim:
     range_name: str | None = None
     also_ranges: tuple[str, ...] = ()
     is_one_time: bool = False
-    # Where a claim is about memory or the measurement itself, no time is at stake.
+    # Where a claim is about memory or the measurement itself, there is no time to save.
     is_timeless: bool = False
 
 
@@ -57,7 +57,7 @@ class Evidence:
 class Finding:
     """A claim as the answer shows it. Nothing changes it after it was made.
 
-    `share` is the time at stake on the critical path over the wall time of its scope, `capture_share` the same where
+    `share` is the affected time on the critical path over the wall time of its scope, `capture_share` the same where
     the scope is a capture. `max_gain` is the speed-up of the scope if nothing but the lower bound remained; None where
     no lower bound is known, or the cost is a one-time cost. `saves_ms` is the time behind both, of one step where the
     scope is a phase. `cells` are those of the scope's ledger; `floor` says how the lower bound was computed.
@@ -99,7 +99,7 @@ class Finding:
 
     @property
     def fix(self) -> str:
-        """What to do; the document calls it `remedy`."""
+        """The fix; the document calls it `remedy`."""
         return self.remedy
 
     @property

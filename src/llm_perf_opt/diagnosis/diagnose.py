@@ -16,7 +16,7 @@ MIN_LISTED = 0.01
 MIN_LEFT = 0.3
 # Where it is left with less than this, its evidence says so.
 MOSTLY_GRANTED = 0.95
-# A guess counts half, and so does work of the GPU of which nobody knows how much must remain.
+# A guess counts half, and so does work of the GPU whose necessary part is not known.
 LOW_WEIGHT, WORK_WEIGHT = 0.5, 0.5
 # A capture of so few kernels, of which start-up takes this part, has no steady state to judge.
 FEW_KERNELS, MOSTLY = 50, 0.5
@@ -55,7 +55,7 @@ class _Granted:
 
     @property
     def weight(self) -> float:
-        """What the order goes by: time that could be saved, or is at stake where no lower bound is known."""
+        """What the order goes by: time that could be saved, or the affected time where no lower bound is known."""
         saved = self.stake_ns if self.floor_ns is None else self.stake_ns - self.floor_ns
         if self.floor_ns is None and not self.cause.is_idle:
             saved = round(saved * WORK_WEIGHT)
@@ -137,7 +137,7 @@ def _wanted(claim: Claim) -> int:
 
 
 def _finding(granted: _Granted, program: Program) -> Finding | None:
-    """None where next to nothing is at stake."""
+    """None where there is next to nothing to save."""
     cause, scope, claim = granted.cause, granted.scope, granted.claim
     wall, stake, floor = scope.wall_ns, granted.stake_ns, granted.floor_ns
     saved = None if floor is None else max(0, stake - floor)

@@ -219,8 +219,8 @@ class CaptureAnalysis:
     a torch trace with hardware counters, `streams` where a GPU used several, `ranks` where several processes or GPUs
     worked or kernels communicated, `shapes` of a trace with input shapes, `critical_paths` of ranges with GPU work,
     `memory` of a trace with memory events, `python` of one with frames, `graph_replays` where another
-    trace says what graphs replay, `after_setup` where most of a capture is paid once, `host_edges` where the host works
-    long before the first GPU work and after the last, `host_alone` of operators without kernels.
+    trace says what graphs replay, `after_setup` where most of a capture is a one-time cost, `host_edges` where the host
+    works long before the first GPU work and after the last, `host_alone` of operators without kernels.
     """
 
     schema_version: Literal[1] = 1

@@ -45,11 +45,11 @@ class Remedy:
     """One thing to try. `sets` are keys of the configuration, `environment` variables of the process.
 
     `is_lossy`: outputs may differ by more than rounding. `phases` are those it can shorten at all. `batch` multiplies
-    the batch: each step then serves so many times the sequences, at best in the same time. `lowers_bound`: fewer bytes
-    have to be moved, so the bound of the run as it is does not limit it. `removes_idle`: all time without work may go
-    with it, also what is too little for its own finding. `changes_kernels`: other kernels run with it, so the
+    the batch: each step then serves this many times the sequences, at best in the same time. `lowers_bound`: fewer
+    bytes have to be moved, so the bound of the run as it is does not limit it. `removes_idle`: all time without work
+    may go with it, also what is too little for its own finding. `changes_kernels`: other kernels run with it, so the
     time of the recorded ones does not limit it. `compile_s` is what preparing takes, roughly.
-    `code` does the same in a program of one's own.
+    `code` does the same in the user's program.
     """
 
     id: str

@@ -186,7 +186,7 @@ class RunFacts:
 
     `request_ms` is a request of the clean pass, preparation included, `prepare` what passes in it before the model has
     its input; `deployment` is how the model was
-    run, None where nobody recorded it; `is_compiled`: torch.compile wrote some of the kernels.
+    run, None where it was not recorded; `is_compiled`: torch.compile wrote some of the kernels.
     """
 
     dtype: str | None

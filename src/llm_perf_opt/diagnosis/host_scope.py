@@ -22,7 +22,7 @@ AUTOMATIC = f"{GC}.automatic"
 LOCK, PROCESS, SMALL = "host.wait.lock", "host.wait.process", "host.work.small_tensors"
 WORK = ("host.work", "host.disk")
 COMPILE, RECOMPILE = "host.startup.compile", "host.work.recompile"
-# So many compilations of one function are not those of a few expected shapes.
+# This many compilations of one function are not those of a few expected shapes.
 RECOMPILED = 3
 # Operators that use all threads they may.
 THREADED = (OPERATORS, "host.work.float64")

@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from llm_perf_opt.capture.kernels.ncu_records import Bound, NcuAnalysis
 from llm_perf_opt.capture.rows import KernelRow
-from llm_perf_opt.core.units import format_ms, format_percent
+from llm_perf_opt.core.units import count_of, format_ms, format_percent
 from llm_perf_opt.diagnosis.document import Verdict
-from llm_perf_opt.diagnosis.words import count_of
 
 BOUNDS: Mapping[Bound, str] = {
     "compute": "compute-bound",
@@ -29,7 +28,7 @@ def verdict_of_ncu(found: NcuAnalysis) -> Verdict:
     top = max((kernel for kernel in found.kernels if kernel.kernel in times), key=lambda k: times[k.kernel])
     untimed = len(found.kernels) - len(times)
     without = f" without {count_of(untimed, 'kernel')} whose time is not known" if untimed else " in all"
-    roof = "" if top.roof_pct is None else f", at {format_percent(top.roof_pct / 100)} of its nearer roof"
+    roof = "" if top.roof_pct is None else f", at {format_percent(top.roof_pct / 100)} of its nearer peak"
     return Verdict(
         kind="kernels_only",
         text=f"{text}, {format_ms(total / 1e6)}{without}: {', '.join(shares)}. Most of it in {top.short} "

@@ -191,7 +191,7 @@ def _main_range(evidence: CaptureEvidence) -> RangeRow | None:
         for row in evidence.ranges
         if row.kernel_count and row.wall_ns >= HOLDS * span and row.wall_ns <= 1.05 * span and not runs_on(row)
     ]
-    # The one that is repeated most tells most.
+    # The one that is repeated most is the most informative.
     return max(rows, key=lambda row: (row.instances, -row.wall_ns), default=None)
 
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Literal
 
 from llm_perf_opt.capture.rows import Idle
+from llm_perf_opt.core.units import count_of
 from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, Quantity, Unknown
 
 Kind = Literal["bound", "work", "idle", "unexplained", "wall"]
@@ -41,7 +42,7 @@ class KnownStep:
 
 @dataclass(frozen=True, kw_only=True)
 class UnknownStep:
-    """A bar nobody can draw yet."""
+    """A bar that cannot be drawn yet."""
 
     key: str
     label: str
@@ -127,7 +128,7 @@ class _Draft:
 
 
 def _busy(gpu: GpuFacts) -> Known:
-    how = f"time in which at least one kernel ran, mean of {gpu.instances} instance(s)"
+    how = f"time in which at least one kernel ran, mean of {count_of(gpu.instances, 'instance')}"
     return Known(value=gpu.busy_ms, unit="ms", how=how, source=gpu.source)
 
 

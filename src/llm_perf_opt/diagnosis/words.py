@@ -4,18 +4,17 @@ import string
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from llm_perf_opt.core.units import format_bytes, format_factor, format_ms, format_percent
+from llm_perf_opt.core.units import count_of, format_bytes, format_factor, format_ms, format_percent
 from llm_perf_opt.diagnosis.claim import Value
 
 NAME_WIDTH = 100
 # Before the noun of a count: `{gaps:# gap}`.
 COUNTED = "# "
-PLURALS = {"launch": "launches", "copy": "copies", "flush": "flushes", "process": "processes"}
 
 
 class _Numbers(string.Formatter):
     """Formats of our own: `ms` and `us` of nanoseconds, `pct` of a share, `x` of a ratio, `n` of a count, `bytes`,
-    `gbs` of bytes per second, `name` for names that may be long, `# noun` for so many of it."""
+    `gbs` of bytes per second, `name` for names that may be long, `# noun` for a count with its noun."""
 
     def format_field(self, value: Any, spec: str) -> str:
         if spec.startswith(COUNTED):
@@ -39,11 +38,6 @@ _NUMBERS = _Numbers()
 def fill(template: str, values: Mapping[str, Value]) -> str:
     """A template with its numbers. A missing one is a defect of the cause, and an error."""
     return _NUMBERS.vformat(template, (), values)
-
-
-def count_of(count: float, noun: str) -> str:
-    """So many of something, in the number it takes."""
-    return f"{count:,.0f} {noun if count == 1 else PLURALS.get(noun, noun + 's')}"
 
 
 def cut(name: str) -> str:

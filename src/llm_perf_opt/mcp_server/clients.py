@@ -1,4 +1,4 @@
-"""How common clients are told of the server, and the SKILL.md that ships with the package."""
+"""Configuration of the server for common clients, and the SKILL.md that ships with the package."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

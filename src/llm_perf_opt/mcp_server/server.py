@@ -59,7 +59,7 @@ def serve(folders: Sequence[Path], *, allows_run: bool) -> None:
 
 
 def _told_in_words(tool: Callable[..., str]) -> Callable[..., str]:
-    """A tool whose errors of ours reach the client as text; those nobody foresaw stay on this machine."""
+    """A tool whose errors of ours reach the client as text; unforeseen ones stay on this machine."""
 
     @functools.wraps(tool)
     def call(*args: object, **kwargs: object) -> str:

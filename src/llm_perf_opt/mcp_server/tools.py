@@ -159,7 +159,7 @@ class Tools:
         return paged(ToolAnswer(status="ok", result=head), rows, offset=offset, tool="analyze", arguments=arguments)
 
     def findings(self, source: Source, offset: Offset = 0) -> str:
-        """What to change first: causes with the share of time at stake, what they save and how certain they are."""
+        """What to change first: causes with the affected share of time, what they save and how certain they are."""
         subject = self._captures.read(source)
         if subject.missing is not None:
             return rendered(_abstained(subject.missing))

@@ -89,7 +89,7 @@ class ExperimentRow:
 
     `is_combined`: several fixes at once, whose gain is that of none of them alone.
 
-    `total_gain` is over the start: the product along the way. `break_even_tokens` are those after which preparing
+    `total_gain` is over the baseline: the product of the gains. `break_even_tokens` are those after which preparing
     (compiling, capturing) has paid for itself; None where nothing was saved or prepared.
     """
 

@@ -20,7 +20,7 @@ from llm_perf_opt.optimize.document import ExperimentRow, ExperimentStatus, Obje
 START_S = {"gpu": 20.0, "cpu": 12.0}
 # What was tried and is not to be advised again.
 FRUITLESS: tuple[ExperimentStatus, ...] = ("no gain", "slower", "wrong", "over a limit")
-# Pairs of passes after which the verdict is requested: two settle a change of a factor, a few percent take all of them.
+# Pairs of passes after which the verdict is requested: two decide a change of a factor, a few percent need all of them.
 PAIR_LOOKS = (2, 4, 8)
 # What most experiments take.
 USUAL_PAIRS = 4
@@ -33,7 +33,7 @@ TELLING = 10.0
 
 
 def look_share(pairs: int, *, is_last: bool) -> float:
-    """What a look after so many pairs may take of the chance to err.
+    """The part of the error probability that the interim analysis after this many pairs may spend.
 
     Where time is up, whatever the passes say, it is the last one and may take all that earlier ones left.
     """
@@ -59,7 +59,7 @@ class Situation:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSet:
-    """Fixes tried together. `order` is the most it could bring, by its bound; 1 where nobody knows."""
+    """Fixes tried together. `order` is the most it could bring, by its bound; 1 where that is not known."""
 
     remedies: tuple[Remedy, ...]
     sets: Mapping[str, str]
@@ -90,13 +90,13 @@ class TrialSet:
         """Smaller is tried sooner: the cheapest promising experiment, of those that cost the same the largest bound.
 
         Bounds of different fixes order little: on a launch-bound model most of them promise all idle time. What is
-        cheap to try never keeps the budget from what comes after it; one compilation can use up all of it.
+        cheap to try never keeps the budget from later ones; one compilation can use up all of it.
         """
         return self.order < PROMISING, self.cost_s, -min(self.order, TELLING)
 
     @property
     def effect(self) -> frozenset[tuple[str, str]]:
-        """What it sets, to tell two of the same effect."""
+        """What it sets, to recognise two of the same effect."""
         return frozenset((*self.sets.items(), *self.environment.items()))
 
 
@@ -134,12 +134,12 @@ class Costs:
 
     @property
     def least_s(self) -> float:
-        """The passes up to the first look."""
+        """The passes up to the first interim analysis."""
         return PAIR_LOOKS[0] * 2 * self.pass_s
 
     @property
     def spare_s(self) -> float:
-        """What an experiment saves that is settled by its first look."""
+        """What an experiment saves that is decided at the first interim analysis."""
         return (USUAL_PAIRS - PAIR_LOOKS[0]) * 2 * self.pass_s
 
     def of(self, remedies: Iterable[Remedy]) -> float:
@@ -309,7 +309,7 @@ def _names(finding: Finding, remedies: Sequence[Remedy]) -> bool:
 
 
 def left_words(findings: Sequence[Finding], rows: Sequence[ExperimentRow]) -> tuple[str, ...]:
-    """What findings advise, with what came of the fixes that were tried; where that is all of them, only that."""
+    """What findings advise, with the results of the fixes that were tried; where that is all of them, only that."""
     results = {row.name: row.status for row in rows if row.status in FRUITLESS}
     words = []
     for finding in findings:
@@ -371,7 +371,7 @@ def _settings(remedy: Remedy, situation: Situation) -> dict[str, str]:
 
 
 def _takes(facts: RunFacts, kernel_class: str, share: float) -> bool:
-    """Whether kernels of a class take this share of a phase's kernel time; on a CPU nobody knows, and it may."""
+    """Whether kernels of a class take this share of a phase's kernel time; on a CPU that is not known, and it may."""
     for phase in facts.phases.values():
         if not isinstance(phase.gpu, GpuFacts):
             if phase.is_cpu:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from llm_perf_opt.core.units import digits, format_factor
+from llm_perf_opt.core.units import count_of, digits, format_factor
 from llm_perf_opt.diagnosis.facts import Known, RunFacts
 from llm_perf_opt.optimize.document import UNITS, Distance, ExperimentRow, PathStep, StartRow
 from llm_perf_opt.optimize.plan import PHASE_OF, TrialSet
@@ -111,9 +111,9 @@ def in_words(
             return f"Nothing was tried: {why}."
         if over_limit:
             kept_out = f"{', '.join(over_limit)} broke a limit"
-            rest = ", and no other improved it beyond chance and kept its outputs" if tried > len(over_limit) else ""
-            return f"Nothing is recommended: of {tried} experiment(s) for {objective}, {kept_out}{rest}."
-        return f"Nothing helped: none of {tried} experiment(s) improved {objective} beyond chance and kept its outputs."
+            rest = ", and no other helped" if tried > len(over_limit) else ""
+            return f"Nothing is recommended: of {count_of(tried, 'experiment')} for {objective}, {kept_out}{rest}."
+        return f"No gain in {objective}: none of {count_of(tried, 'experiment')} was better and kept its outputs."
     interval = "" if low is None or high is None else f" (95 %: {low:.2f} to {high:.2f}×)"
     names = " → ".join(step.name for step in path[1:])
     outputs = "" if check is None else f"; outputs {check}"

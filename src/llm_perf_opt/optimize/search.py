@@ -39,7 +39,7 @@ class Passed:
 
 @dataclass(kw_only=True)
 class ExperimentSearch:
-    """The state of a search. `refuse` says why a candidate is no valid configuration; `most` limits those started."""
+    """The state of a search. `refuse` says why a candidate is not valid; `most` limits those started."""
 
     plan: ExperimentPlan
     situation: Situation

@@ -1,10 +1,10 @@
-"""Judges one experiment: did it help beyond chance, do its outputs hold, are the limits kept, did the bound hold?
+"""Judges one experiment: is the gain significant, do outputs match, are the limits kept, did the bound hold?
 
 Outputs. Tokens that are equal to those of the start hold. Where they differ, the logits decide, taken while both read
 the start's tokens. A fix that loses nothing may differ by rounding alone: ROUNDING machine epsilons of the number
 format, relative to the size of the logits (their root mean square). That allows a mean KL divergence of half the square
 of it, and another first choice only where the start's own logits were closer than twice it. A lossy fix has to keep
-a mean KL divergence and a share of equal first choices that the user sets.
+a mean KL divergence and a top-1 agreement that the user sets.
 """
 
 import math
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.comparison.gate import Condition
 from llm_perf_opt.comparison.statistics import THRESHOLD, ChangeEstimate, Pass, Verdict, estimate, judge
-from llm_perf_opt.core.units import digits, format_factor
+from llm_perf_opt.core.units import count_of, digits, format_factor
 from llm_perf_opt.optimize.document import (
     HIGHER_IS_BETTER,
     UNITS,
@@ -28,7 +28,7 @@ from llm_perf_opt.optimize.document import (
 
 ROUNDING = 8.0
 EPSILON = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
-# Sums in another order differ by more than an epsilon of float32, and nobody can tell.
+# Sums in another order differ by more than an epsilon of float32, which no user can notice.
 LEAST_ROUNDING = 1e-3
 MAX_KL, MIN_TOP1 = 0.05, 0.9
 # Of an interval with as much above it as below.
@@ -37,7 +37,7 @@ HOPELESS = 0.6
 
 @dataclass(frozen=True, kw_only=True)
 class LossLimits:
-    """What outputs of a lossy fix have to keep: mean KL divergence in nats, and the share of equal first choices."""
+    """What outputs of a lossy fix have to keep: mean KL divergence in nats, and the top-1 agreement."""
 
     max_kl: float = MAX_KL
     min_top1: float = MIN_TOP1
@@ -53,18 +53,18 @@ def check_outputs(agreement: Agreement | None, *, is_lossy: bool, limits: LossLi
     """Whether outputs hold, with the numbers behind it."""
     if agreement is None:
         return OutputCheck(verdict="not checked", text="outputs were not compared", limits="", agreement=None)
-    where = f"{agreement.positions} tokens of {agreement.samples} prompt(s)"
+    where = f"{agreement.positions} tokens of {count_of(agreement.samples, 'prompt')}"
     if agreement.tokens_equal:
         text = f"greedy tokens equal on {where}; mean KL {agreement.kl_mean:.1e}"
         return OutputCheck(verdict="equal", text=text, limits="equal tokens", agreement=agreement)
     numbers = (
-        f"tokens differ from {agreement.first_difference}; on the start's tokens mean KL {agreement.kl_mean:.1e}, "
-        f"first choice equal on {100 * agreement.top1:.1f} % of {where}, others at most {agreement.flip_gap:.2g} "
+        f"tokens differ from {agreement.first_difference}; on the baseline's tokens mean KL {agreement.kl_mean:.1e}, "
+        f"top-1 agreement {100 * agreement.top1:.1f} % of {where}, others at most {agreement.flip_gap:.2g} "
         "logits below"
     )
     if is_lossy:
         holds = agreement.kl_mean <= limits.max_kl and agreement.top1 >= limits.min_top1
-        said = f"mean KL ≤ {limits.max_kl:g}, first choice equal on ≥ {100 * limits.min_top1:g} %"
+        said = f"mean KL ≤ {limits.max_kl:g}, top-1 agreement ≥ {100 * limits.min_top1:g} %"
         return OutputCheck(
             verdict="within limits" if holds else "different", text=numbers, limits=said, agreement=agreement
         )
@@ -162,7 +162,7 @@ def judge_experiment(
         return "slower", said
     if change.low is not None and change.low > 1:
         return "no gain", f"{said}: too little, or too unsure for one of several looks, to be called a gain"
-    return "no gain", f"{said}: not beyond chance with {found.estimate.units} pair(s)"
+    return "no gain", f"{said}: not statistically significant ({count_of(found.estimate.units, 'pair')})"
 
 
 def broken_constraints(

@@ -12,7 +12,7 @@ loaded_run  a run that was made, as an object with its numbers
 run_result  what a run came to, as one document
 share    a copy of a run for others, redacted
 stores   runs sent to an object store or another host, and listed there
-sweep    the runs of a sweep as one table, and the front nobody beats
+sweep    the runs of a sweep as one table, and its Pareto front
 console  what the user sees meanwhile, and the lines a run ends with
 
 Sub-packages hold the work behind a command: `analyze`, `bench`, `bisect`, `compare`, `optimize`; `jobs` is sweeps on

@@ -1,6 +1,6 @@
 """Thousands of runs listed at once: from an index alongside them, refreshed where their manifests changed.
 
-The index is one parquet file, written by whoever lists and by nobody else, as a whole and by a rename: many may list
+The index is one parquet file, written only by listing processes, as a whole and by a rename: many may list
 and run at the same time. No entry is believed: each carries the stamp of the manifest it was made from, and one whose
 manifest is another now, or gone, is not used. A missing, damaged or unwritable index costs time and nothing else.
 """
@@ -26,7 +26,7 @@ FORMAT = 3
 # Fewer runs than this are read as fast as an index of them is written.
 WORTH = 64
 TAKES_LONG = 1000
-# So many entries, of tens of kilobytes each, are in memory while the index is written.
+# At most this many entries, of tens of kilobytes each, are in memory while the index is written.
 ROWS_AT_ONCE = 2048
 LEVELS = 2
 LONGEST_CELL = 200
@@ -146,7 +146,7 @@ def _stat(path: str) -> os.stat_result | None:
         return os.stat(path)
     except OSError:
         # It is not there, or a file or a link to itself is where a folder should; a run that may not be read has
-        # an entry, and is told when it is read.
+        # an entry, and is set when it is read.
         return None
 
 
@@ -273,7 +273,7 @@ def _decode(place: str, text: str, kind: str, rows: dict[str, RunRow], runs: dic
         else:
             runs[place] = msgspec.json.decode(text, type=IndexedRun)
     except msgspec.DecodeError:
-        # Nobody else's index is ours; the manifest says it.
+        # An index of another user is not ours; the manifest says it.
         return
 
 

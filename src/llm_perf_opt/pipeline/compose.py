@@ -47,7 +47,7 @@ LAUNCHER_EXTRAS = {"submitit_slurm": "slurm", "submitit_local": "slurm", "joblib
 # A model as the Hugging Face Hub names it.
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _LAUNCHER = re.compile(r"(?:Could not (?:find|load) |In ')\'?hydra/launcher[/=:](\w+)")
-# Which of these keys there are depends on the model: without one nobody can say what is wrong with them.
+# Which of these keys there are depends on the model: without one they cannot be validated.
 _OF_THE_MODEL = ("model.", "infer.", "dataset.")
 _FULL_KEY = re.compile(r"Could not (?:override|append|delete)[^']*'([^']+)'")
 
@@ -98,7 +98,7 @@ def _compose(overrides: Sequence[str], entry: ConfigEntry) -> DictConfig:
             composed = compose(entry.name, overrides=[*search, *overrides], return_hydra_config=True)
     finally:
         GlobalHydra.instance().hydra = running
-    # Outside an application nobody tells Hydra where the user is, and conf/ refers to it.
+    # Outside an application Hydra does not know the user's directory, and conf/ refers to it.
     with open_dict(composed):
         composed.hydra.runtime.cwd = os.getcwd()
     return composed

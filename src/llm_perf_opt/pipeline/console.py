@@ -1,6 +1,6 @@
 """What the user sees while a run goes, and the answer it ends with.
 
-On a terminal one live line tells the stage, how far it is and how long the rest may take; elsewhere there are plain
+On a terminal one live line shows the stage, how far it is and how long the rest may take; elsewhere there are plain
 lines. The answer is the report's own: the verdict, what to change first, and where to read on.
 """
 
@@ -59,7 +59,7 @@ def make_console() -> Console:
 
 
 def ended_line(record: StageRecord, *, reused: bool, told: set[str]) -> str:
-    """One line about a finished stage. A reason that was `told` before is not told again, but for its log."""
+    """One line about a finished stage. A reason in `told` is not repeated, except for its log."""
     time = "" if record.duration_s is None else f" in {record.duration_s:.1f} s"
     line = f"{record.name}: reused" if reused else f"{record.name}: {record.status}{time}"
     if not record.reason:
@@ -76,7 +76,7 @@ class PlainConsole:
         self._told: set[str] = set()
 
     def say(self, text: str) -> None:
-        # Nobody may be listening any more; the run continues, and the manifest tells what happened.
+        # The terminal may be closed; the run continues, and the manifest records what happened.
         with suppress(OSError):
             print(text, file=sys.stderr, flush=True)
 
@@ -163,7 +163,7 @@ class Pace:
 
 
 def progress_text(turn: StageTurn, elapsed_s: float, told: Progress | None, *, left_s: float | None) -> Text:
-    """Stage, time, so many of so many, what is left, and last what is being done, which a narrow terminal cuts."""
+    """Stage, time, steps done of the total, what is left, and last what is being done, which a narrow terminal cuts."""
     time = f"{elapsed_s:.0f} s" + ("" if turn.took_s is None else f" of about {turn.took_s:.0f} s")
     parts: list[str | tuple[str, str]] = [(turn.title, "bold"), f"  {time}"]
     if told is not None and told.done is not None and told.of is not None:
@@ -175,11 +175,11 @@ def progress_text(turn: StageTurn, elapsed_s: float, told: Progress | None, *, l
 
 
 def answer(manifest: RunManifest, view: "ReportView", reports: Sequence[Path]) -> list[Text]:
-    """The lines a run ends with. A stage that failed was told of when it did; here it is only counted."""
+    """The lines a run ends with. A failed stage was reported when it failed; here it is only counted."""
     failed = [stage for stage in manifest.stages if stage.status == "failed"]
     told = any(stage.said and stage.said in view.headline.verdict for stage in failed)
     lines = [Text(), *verdict_lines(view)[int(told) :]]
-    lines += _next_step(view, reports[0].parent)
+    lines += _next_steps(view, reports[0].parent)
     if failed:
         names = ", ".join(stage.name for stage in failed)
         what = f"{names} failed; fix the cause, then: llm-perf profile run.resume={reports[0].parent}"
@@ -187,16 +187,19 @@ def answer(manifest: RunManifest, view: "ReportView", reports: Sequence[Path]) -
     return [*lines, Text.assemble(("report: ", "bold"), printable(str(reports[0])))]
 
 
-def _next_step(view: "ReportView", run_dir: Path) -> list[Text]:
-    """Of a program whose stacks were sampled: what to change, and the command that shows what it gained."""
+def _next_steps(view: "ReportView", run_dir: Path) -> list[Text]:
+    """What to change first, the command that shows what it gained, and the one that shows the report."""
     first = next((f for f in view.findings if f.rule == view.diagnosis.verdict.rule), None)
-    if first is None or view.diagnosis.verdict.scope != PROGRAM:
-        return []
-    after = f"run the same command again, then: llm-perf compare {shlex.quote(str(run_dir))} NEW_RUN"
-    return [
-        Text.assemble(("  fix: ", "bold"), printable(first.remedy)),
-        Text.assemble(("  next: ", "bold"), printable(after)),
-    ]
+    run = shlex.quote(str(run_dir))
+    lines = []
+    if first is not None:
+        lines.append(Text.assemble(("  fix: ", "bold"), printable(first.remedy)))
+        if view.subject.kind == "program":
+            after = f"change it, run the same command again, then llm-perf compare {run} NEW_RUN"
+        else:
+            after = f"llm-perf optimize run={run} tries the fixes"
+        lines.append(Text.assemble(("  next: ", "bold"), printable(after)))
+    return [*lines, Text.assemble(("  next: ", "bold"), printable(f"llm-perf open {run}"))]
 
 
 def _latencies(view: "ReportView") -> list[Text]:

@@ -289,7 +289,7 @@ class Job:
             console=self.console,
             redactor=self.redactor,
             free_room=self.free_room,
-            so_far=lambda: verdict_lines(view_run(self.artifacts.root), findings=1),
+            so_far=lambda: verdict_lines(view_run(self.artifacts.root), findings=0),
             begun=self.created_at,
         )
 

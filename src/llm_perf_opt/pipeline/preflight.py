@@ -229,7 +229,7 @@ def no_gpu_reason(host: Host) -> str | None:
 
 
 def _program_problems(program: str, user_dir: Path) -> tuple[str, ...]:
-    """A name is looked for on PATH, a path from where the user was."""
+    """A name is searched on PATH, a path from where the user was."""
     found = shutil.which(program if "/" not in program else str(user_dir / program))
     if found is not None:
         return ()

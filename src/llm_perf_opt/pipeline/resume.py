@@ -73,7 +73,7 @@ class EarlierRecords(Mapping[str, StageRecord]):
 
 
 def _identity(records: Mapping[str, StageRecord], name: str) -> str:
-    """One attempt at a stage, told from every other one."""
+    """The identity of one attempt at a stage."""
     if name not in records:
         return _ABSENT
     record = records[name]
@@ -199,7 +199,7 @@ class Carried:
 def carry_over(previous: RunManifest | None, config: AppConfig, stages: Mapping[str, Stage], host: Host) -> Carried:
     """The earlier records that are results of this configuration; those of other settings would mix two runs in one.
 
-    A planned stage tells itself why it runs again, so only stages that are not enabled now are warned about.
+    A planned stage reports why it runs again, so only stages that are not enabled now are warned about.
     """
     if previous is None:
         return Carried()
@@ -316,7 +316,7 @@ class ClaimRunDir(Callback):
         wanted = Path(config.hydra.runtime.cwd, str(config.hydra.sweep.dir))
         _set(config, "hydra.sweep.dir", wanted if ASKED.get().only is not None else claim(wanted))
         use_our_jobs(config, _set)
-        # Held while jobs are launched and waited for; who reads the states knows from it that somebody is at it.
+        # Held while jobs are launched and waited for; a reader of the states knows from it that a launcher is active.
         take_lock(Path(str(config.hydra.sweep.dir)))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:

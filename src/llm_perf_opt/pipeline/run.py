@@ -113,7 +113,7 @@ def execute(run: RunInput) -> RunManifest:
             save(manifest)
             samples += output.samples
             write_inputs(run.artifacts.root, samples)
-            # What is reused was told when it was measured.
+            # What is reused was reported when it was measured.
             is_new = run.previous is None or record is not run.previous.stage(step.name)
             answers = record.declared.gives_clean_pass or record.name == HOST_SAMPLES
             is_clean = is_new and record.status == "ok" and answers
@@ -244,7 +244,7 @@ def _tell_so_far(run: RunInput) -> float | None:
         run.console.say(f"no first verdict: {type(told).__name__}: {told}")
         return None
     after_s = round((datetime.now(UTC) - run.begun).total_seconds(), 1)
-    run.console.show([Text(f"first verdict, after {after_s:.0f} s; the other stages continue:"), *told])
+    run.console.show([Text(f"preliminary result after {after_s:.0f} s; remaining stages continue:"), *told])
     return after_s
 
 

@@ -1,6 +1,6 @@
 """Run directories in object stores and on other hosts (`artifacts.sync`), through fsspec: s3://, gs://, sftp://, file://.
 
-A run's place in a store is claimed before it starts, by a file nobody else has written: a store that cannot be written
+A run's place in a store is claimed before it starts, by a file no other run has written: a store that cannot be written
 to is found out then, and two runs of one name get two places. The manifest is sent last, so that a listing sees whole
 runs. Who may write there is the store's business: credentials come from its own files and variables, never from a URL.
 """
@@ -66,7 +66,7 @@ def check_url(url: str, key: str) -> None:
 
 
 def claim(url: str, run_dir: Path) -> SyncDocument:
-    """The place of a run in a store: the one it has, else one that nobody else has."""
+    """The place of a run in a store: the one it has, else one that no other run has."""
     check_url(url, "artifacts.sync")
     known = _read_document(run_dir)
     if known is not None and known.store == url:

@@ -56,9 +56,9 @@ def build_sweep(
     states: Mapping[str, JobState] | None = None,
     jobs: Mapping[str, str | None] | None = None,
 ) -> SweepDocument:
-    """Put runs side by side; only runs that ended well and have every objective can be on the front.
+    """Put runs side by side; only runs that succeeded and have every objective can be on the front.
 
-    `states` and `jobs` (how they stand, and what the scheduler calls them) go by the path of the run.
+    `states` and `jobs` (their states, and the scheduler's ids) go by the path of the run.
     """
     keys = swept_keys(list(runs))
     named = dict.fromkeys((*METRICS, *objectives))

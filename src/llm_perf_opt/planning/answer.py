@@ -122,7 +122,7 @@ def _case(request: Request, plan: Search, weight: str | None, layout: Layout) ->
         context=plan.context,
         output=plan.output,
         burstiness=plan.burstiness,
-        # Nobody serves such prompts in one piece for a whole batch.
+        # No engine serves such prompts unchunked for a whole batch.
         prefill_chunk=given.prefill_chunk or PROMPT_TOKENS,
         weight_dtype=weight,
         engine=given.engine if "engine" in request.lists else "server",

@@ -126,7 +126,7 @@ def _problems(levels: list[LevelResult], file: Path) -> list[str]:
         return [f"{OPTION}: {file}: no tokens, throughput or latencies of {', '.join(missing)}"]
     lengths = [_lengths(level) for level in levels]
     if any(max(values) > (1 + NEAR) * min(values) for values in zip(*lengths, strict=True)):
-        return [f"{OPTION}: {file}: prompts or answers of its levels differ in length by more than {NEAR:.0%}"]
+        return [f"{OPTION}: {file}: prompts or answers of its levels differ in length by more than {100 * NEAR:.0f} %"]
     if min(output for _, output in lengths) < 2:
         return [f"{OPTION}: {file}: answers of a single token say nothing about steps"]
     return []
@@ -237,7 +237,7 @@ def _calibrated_load(
 
 
 def _servers(demand: Demand, per_s: float, held: float) -> int:
-    """How many servers a demand needs, each with so many requests per second and in flight."""
+    """How many servers a demand needs, each with its share of requests per second and in flight."""
     share = 1 + demand.headroom
     if demand.per_s is not None:
         return math.ceil(demand.per_s * share / per_s)
@@ -273,11 +273,13 @@ def render_calibrated(server: MeasuredServer, limits: Limits, demand: Demand | N
     if error is None:
         lines += filled("Two levels say nothing about loads between them: measure three or more to know the error.")
     else:
-        lines += filled(f"left out: each level by the others alone; median error {error:.1%} in tokens per second.")
+        lines += filled(
+            f"left out: each level by the others alone; median error {100 * error:.1f} % in tokens per second."
+        )
         if not is_steady(server):
             lines += filled(
-                f"The error is above {LARGEST_ERROR:.0%}: the levels scatter too much to plan with. Measure longer, on "
-                "a machine that does nothing else."
+                f"The error is above {100 * LARGEST_ERROR:.0f} %: the levels scatter too much to plan with. Measure "
+                "longer, on a machine that does nothing else."
             )
             return "\n".join(lines) + "\n"
     return "\n".join([*lines, "", *_answer(server, limits, demand, burstiness)]) + "\n"

@@ -1,6 +1,6 @@
 """A model the closed form has no rule for: built on the meta device and counted by operators, seconds for each row.
 
-What comes of it is an estimate of an eager run on one device: each module group at its own roofline, and the host that
+The result is an estimate of an eager run on one device: each module group at its own roofline, and the host that
 starts every operator. The bound is the reading of the weights alone: a count knows what this code does and not the
 least it could compute.
 """

@@ -56,7 +56,7 @@ class Demand:
 
 
 def layouts(model: Model, most: int) -> list[Layout]:
-    """The ways to spread one replica over up to so many devices that engines run."""
+    """The ways to spread one replica over at most `devices` devices, as engines support them."""
     has_experts = any(isinstance(layer.feed_forward, Moe) for layer, _ in model.decoder.blocks)
     found = []
     for tp in POWERS:

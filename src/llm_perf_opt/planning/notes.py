@@ -55,8 +55,8 @@ def format_notes(section: HardwareSection | None, dtypes: Dtypes) -> tuple[str, 
     found = [text] if (text := uncounted_products(section, dtypes)) is not None else []
     if any(name.startswith(BOOSTS) for name in section.device_names):
         found.append(
-            f"{section.name} boosts above the clock of its data sheet: compute-bound runs may be up to {BOOST:.0%} "
-            "faster than the bound"
+            f"{section.name} boosts above the clock of its data sheet: compute-bound runs may be up to "
+            f"{100 * BOOST:.0f} % faster than the bound"
         )
     is_widened = dtypes.weight != dtypes.compute and dtypes.engine_product(section.peak_tflops) == dtypes.compute
     if is_widened and dtypes.weight != "int4" and section.peak_tflops:

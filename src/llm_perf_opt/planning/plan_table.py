@@ -41,7 +41,7 @@ def render_plan(
     asked += [f"{limits.tpot_ms:g} ms a token"] if limits.tpot_ms is not None else []
     if demand is not None:
         asked.append(f"{demand.users:,} users" if demand.users is not None else f"{demand.per_s:g} requests per second")
-        asked += [f"{demand.headroom:.0%} headroom"] if demand.headroom else []
+        asked += [f"{100 * demand.headroom:.0f} % headroom"] if demand.headroom else []
     allowed = sum(map(limits.allow, answer.rows))
     lines = [*filled("; ".join(asked) + ":"), f"{allowed} of {len(answer.rows)} combinations meet the limits.", ""]
     if not answer.kept:

@@ -288,7 +288,7 @@ def _unknown_keys(rest: Mapping[str, str]) -> list[str]:
 
 
 def _unwritable(options: Mapping[str, str]) -> list[str]:
-    """Files asked for that could not be written, told before anything is computed."""
+    """Requested files that cannot be written, reported before anything is computed."""
     problems = []
     for key in ("--csv", "--plot"):
         path = Path(options[key]).expanduser() if key in options else None

@@ -19,7 +19,7 @@ Value = str | float | int | None
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What was requested and what came of it; `forecast` is None without an output length or an estimate."""
+    """The request and its result; `forecast` is None without an output length or an estimate."""
 
     analysis: Analysis | CountedAnalysis
     case: Case
@@ -81,7 +81,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """`key` is its name in files and for sorting; `is_question` tells what was requested from what came of it."""
+    """`key` is its name in files and for sorting; `is_question` separates what was requested from the results."""
 
     key: str
     header: str

@@ -15,7 +15,7 @@ WIDTH = 80
 # What a narrow table shows of the results, the least wanted last.
 RESULTS = ("prefill_ms", "decode_ms", "tokens_per_s", "memory_bytes", "tokens_per_s_bound", "max_batch", "limit")
 SERVED = ("ttft_ms", "ttft_p95_ms", "tpot_ms", "throughput", "cost", "memory_bytes", "request_ms", "max_batch")
-# Where what does not fit is marked, so that nobody takes such a figure for a run that could be made.
+# Where what does not fit is marked, so that such a figure is not mistaken for a possible run.
 MARKED = ("memory_bytes", "throughput", "tokens_per_s")
 ALWAYS = ("model", "hardware")
 # Questions that say nothing while they have these values.
@@ -28,7 +28,7 @@ PLAIN: dict[str, Value] = {
     "draft_tokens": 4,
     "burstiness": 1.0,
 }
-# What columns mean, told where one of them is shown.
+# What columns mean, printed where one of them is shown.
 LEGEND: dict[tuple[str, ...], str] = {
     ("prefill_ms", "decode_ms"): "prefill, decode ms: what to expect of one prompt batch and one step.",
     ("ttft_ms", "tpot_ms", "request_ms"): "ttft, tpot, request ms: of one request among those in flight; ttft is the "
@@ -51,7 +51,7 @@ ASSUMPTIONS = (
     "of the last position, experts picked evenly (bounds: as few as can be), no power or thermal limit.",
 )
 ENGINES = {
-    "eager": "eager: transformers as it comes; the host starts every operator.",
+    "eager": "eager: stock transformers; the host launches every operator.",
     "graph": "graph: plain torch in a CUDA graph, measured on an H200.",
     "server": "server: a serving engine with fused kernels; reckoned from measured operators, not measured as a whole.",
 }
@@ -178,7 +178,7 @@ def _parts(total: int, beside: Mapping[str, int]) -> str:
 
 
 def _windowed(analysis: Analysis) -> str:
-    """What else there is to say of a sequence's cache: full windows keep it smaller, states add to it."""
+    """Notes on the cache of a sequence: full windows keep it smaller, states add to it."""
     shape, model, dtypes, mode = analysis.shape, analysis.model, analysis.dtypes, analysis.mla_mode
     longest = max(shape.context, shape.prompt)
     state = sum(count * state_elements(layer.attention) for layer, count in model.decoder.blocks) * dtypes.kv_bytes

@@ -48,7 +48,7 @@ def count_beside(geometry: Mapping[str, Any], *, where: str) -> Beside:
     except (*REFUSALS, AssertionError) as error:
         return Beside(reason=f"transformers cannot build them: {first_line(error)[:160]}")
     if not found:
-        return Beside(reason="transformers does not tell them from the text model")
+        return Beside(reason="transformers does not separate them from the text model")
     return Beside(params=found)
 
 

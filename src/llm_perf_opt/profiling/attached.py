@@ -201,7 +201,7 @@ class _Polled:
 
     @property
     def waits(self) -> Mapping[str, float]:
-        """The part of the looks at the main thread in each state, `running` or the kernel's function it waits in."""
+        """The share of samples of the main thread in each state, `running` or the kernel's function it waits in."""
         total = sum(self._seen.values())
         return {name: count / total for name, count in self._seen.most_common()}
 

@@ -1,4 +1,4 @@
-"""The clean pass a profiler's slowdown is measured against: an earlier stage's, or a short one of its own.
+"""The clean pass a profiler's slowdown is measured against: an earlier stage's, or its own short one.
 
 Reads the files our own run workload left behind into what a stage reports.
 
@@ -38,6 +38,7 @@ from llm_perf_opt.core.names import (
 from llm_perf_opt.core.records import Metric, Spread, StageFile, StageOutput
 from llm_perf_opt.core.slowdown import TimedSample, matched_ratios, slowdown
 from llm_perf_opt.core.stage import Obstacle, StageContext
+from llm_perf_opt.core.units import count_of
 from llm_perf_opt.errors import CommandFailed, ParseError
 from llm_perf_opt.marks import MARKS_DIR, STOPPED
 from llm_perf_opt.profiling.injection import found_phases_environment
@@ -123,7 +124,7 @@ def read_metrics(folder: Path) -> MetricsDocument:
     try:
         return msgspec.json.decode(path.read_bytes(), type=MetricsDocument)
     except FileNotFoundError as error:
-        raise ParseError(f"{path}: the workload ended well but did not write it") from error
+        raise ParseError(f"{path}: the workload exited with 0 but did not write it") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ParseError(f"{path}: is not what it should be ({error})") from error
 
@@ -196,7 +197,7 @@ def _medians(metrics: Mapping[str, Stats]) -> dict[str, float | None]:
 
 
 def forget_results(folder: Path) -> None:
-    """Remove what an earlier attempt wrote, so that nothing of it is taken for the next one's."""
+    """Remove what an earlier attempt wrote, so that nothing of it is mistaken for the next one's."""
     for name in (INPUTS_FILE, *(name for _, name in FILES)):
         (folder / name).unlink(missing_ok=True)
     for ranks in folder.glob(f"{RANK_PREFIX}[0-9]*"):
@@ -212,7 +213,7 @@ def notes_of(data: MetricsDocument) -> tuple[str, ...]:
     """The run's own notes, the model's stated fallbacks, and one line on bad samples."""
     bad = data.bad_samples
     names = ", ".join(sample.sample_id for sample in bad[:5])
-    skipped = (f"{len(bad)} sample(s) could not be run and were skipped: {names}",) if bad else ()
+    skipped = (f"skipped {count_of(len(bad), 'sample')} that could not be run: {names}",) if bad else ()
     return (*data.notes, *data.model.notes, *skipped)
 
 

@@ -16,6 +16,7 @@ from llm_perf_opt.capture.window import OperatorInputs, TimelineWindow, timeline
 from llm_perf_opt.core.manifest import strict_json, write_json
 from llm_perf_opt.core.names import ANALYSIS_FILE, DECODE_STEP, PHASES, TIMELINE_FILE
 from llm_perf_opt.core.records import Metric, StageFile
+from llm_perf_opt.core.units import count_of
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.diagnosis.evidence import Measured
 from llm_perf_opt.system.terminal import printable
@@ -76,7 +77,7 @@ def write_operators(path: Path, rows: Sequence[OperatorRow]) -> Path:
 def capture_metrics(analysis: CaptureAnalysis, *, source: str, kind: str) -> dict[str, Metric]:
     """The headline numbers for the manifest."""
     gpu = analysis.gpu
-    how = f"{kind} capture, {len(analysis.sources)} file(s)"
+    how = f"{kind} capture, {count_of(len(analysis.sources), 'file')}"
     if not gpu.kernel_count and not analysis.graphs.launches_traced_as_a_whole:
         names = ("kernel_count", "kernel_ns", "gpu_busy_ns", "gpu_idle_ns")
         reason = "no GPU kernel was recorded"

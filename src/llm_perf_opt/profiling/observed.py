@@ -20,7 +20,7 @@ from llm_perf_opt.diagnosis.host.stacks import Frame, Stack
 from llm_perf_opt.profiling.injection import inject_path
 
 VARIABLE = "LLM_PERF_OBSERVE"
-# A look alongside a sampler that reads from outside, and where there is no such sampler.
+# The in-process sampler next to a sampler that reads from outside, and where there is no such sampler.
 RATE_HZ, ALONE_RATE_HZ = 20, 100
 GROWN_KEPT, LONGEST_REASON = 5, 200
 # Of an expression's time at a line: from this part on it stands for the line.
@@ -85,8 +85,8 @@ class SeenStack:
 class ProcessLook:
     """The file of one process. `awaits`: where coroutines of the program's own were while the event loop was idle.
 
-    `age_s` is the age of the process at the first look, `elapsed_s` the time from there to the last. `ended`: the
-    interpreter came to its end; `raised`: because of an exception that nobody caught.
+    `age_s` is the age of the process at the first sample, `elapsed_s` the time from there to the last. `ended`: the
+    interpreter came to its end; `raised`: because of an uncaught exception.
     """
 
     pid: int
@@ -152,7 +152,7 @@ def stacks_of_places(look: ProcessLook, *, rate_hz: int) -> tuple[Stack, ...]:
 
 
 def summarise_look(look: ProcessLook, clean: Callable[[str], str]) -> HostObserved:
-    """What stays of a look; `clean` takes secrets out of a text."""
+    """What is kept of the in-process samples; `clean` takes secrets out of a text."""
     at = max(look.collections.at, key=lambda place: place[3], default=None)
     grown = sorted((p for p in look.places if p.grown_bytes > 0), key=lambda p: -p.grown_bytes)
     return HostObserved(
@@ -197,7 +197,7 @@ def _compilations(found: tuple[Compiled, ...], clean: Callable[[str], str]) -> t
 
 @dataclass(kw_only=True)
 class LineNames:
-    """What lines of the program do, from its source code and from what a look saw of their values."""
+    """What lines of the program do, from its source code and from what the in-process sampler saw of their values."""
 
     folder: Path
     look: ProcessLook | None = None
@@ -222,7 +222,7 @@ class LineNames:
         return source.names(line, types, None if place is None else place.span, function)
 
     def detail(self, file: str, line: int) -> str:
-        """The file, peer, or arrays that a line works on, as the look saw them; an empty text where it saw none."""
+        """The file, peer, or arrays that a line works on, from the in-process sampler; empty where there are none."""
         values = (text.removeprefix("arg ") for text in self(file, "", line) if text.startswith("arg "))
         return "; ".join(dict.fromkeys(text for text in values if text.startswith(_TELLING)))[:LONGEST_REASON]
 

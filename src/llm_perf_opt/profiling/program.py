@@ -69,7 +69,7 @@ def is_python(command: Sequence[str], user_dir: Path) -> bool:
 
 
 def phase_limit(stop_after_phases: int | None) -> dict[str, str]:
-    """What makes the program's own marks end it after so many phases."""
+    """The setting with which the program's own marks end it after this many phases."""
     return {} if stop_after_phases is None else {STOP_AFTER: str(stop_after_phases)}
 
 
@@ -182,7 +182,7 @@ def phase_metrics(marks: Sequence[Mark]) -> dict[str, Stats]:
 
 
 def _lengths(by_name: Mapping[str, Sequence[Mark]]) -> dict[str, Stats]:
-    """Prompt and output lengths of one sequence, as far as the phases tell: a decode step's tokens are the batch."""
+    """Prompt and output lengths of one sequence, as far as phases give them: a decode step's tokens are the batch."""
     prefills, steps = by_name.get(PREFILL, ()), by_name.get(DECODE_STEP, ())
     batch = batch_of(steps)
     found: dict[str, Stats] = {}

@@ -8,6 +8,7 @@ import numpy as np
 
 from llm_perf_opt.capture.timeline import Timeline, distinct
 from llm_perf_opt.core.names import DECODE_STEP, PREFILL
+from llm_perf_opt.core.units import count_of
 
 # What the engines call one forward, under nsys or in a torch trace. A step with prompts in it counts as prefill.
 # Of vLLM 0.32 seen; the others as their sources have them.
@@ -30,7 +31,7 @@ PRESETS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 
 
-# Whose names nobody else gives to ranges, so that they can be taken for what they are without being asked.
+# Frameworks whose range names are unique, so that they are recognised without a setting.
 UNMISTAKABLE = ("vllm", "sglang", "tensorrt_llm")
 
 
@@ -82,5 +83,5 @@ def _notes(names: list[str], changed: Mapping[int, int], codes: Mapping[str, int
     for phase, code in codes.items():
         kinds = [names[old] for old, new in changed.items() if new == code]
         if kinds:
-            found.append(f"{len(kinds)} range name(s) such as {kinds[0]!r} count as {phase} ({said})")
+            found.append(f"counted as {phase}: {count_of(len(kinds), 'range name')} such as {kinds[0]!r} ({said})")
     return found

@@ -45,7 +45,7 @@ BUSY_SHARE = 0.1
 THREADS_KEPT = 8
 LINE_LENGTH = 100
 NO_EXIT_CODE = "the exit code of the sampled program was not seen: it may have failed while its stacks were sampled"
-# From this part of the pass on, waiting for a processor is worth a note, and from so many bytes on, memory is.
+# From this part of the pass on, waiting for a processor is worth a note, and memory from this many bytes on.
 CROWDED, GROWN_BYTES = 0.25, 100 << 20
 # With a smaller part of the samples that were due, a sampler's answer is that of the moments it could read.
 SPARSE = 0.4
@@ -168,7 +168,7 @@ class OtherSide:
 
 
 def _other_side(others: Sequence[Stack], lines: Lines, names: Names, process: int) -> OtherSide | None:
-    """By samples of work; where nobody worked, of waits that are not for one another."""
+    """By samples of work; where no thread worked, of waits that are not for one another."""
     found: dict[tuple[bool, int, str], list[Stack]] = {}
     for stack in others:
         cell = owned(stack, lines, names)[0] if stack.frames else INTERPRETER
@@ -199,7 +199,7 @@ def _explained(row: HostRow, names: LineNames, waits_for: OtherSide | None, tota
 
 
 def live_notes(seen: HostObserved | None, *, wall_s: float) -> tuple[str, ...]:
-    """What only a look from inside knows and no share of time says: variables, switches, a busy machine, memory."""
+    """What only the in-process sampler knows: variables, switches, a busy machine, memory."""
     if seen is None:
         return ()
     threads, memory = seen.threads, seen.memory
@@ -217,7 +217,7 @@ def live_notes(seen: HostObserved | None, *, wall_s: float) -> tuple[str, ...]:
 
 
 def _is_sparse(main: Sequence[Stack], looked: Pass, rate_hz: int) -> bool:
-    """Whether the sampler lost most samples, as of deep stacks that change meanwhile, and the look inside did not."""
+    """Whether py-spy lost most samples, as with deep, changing stacks, and the in-process sampler did not."""
     kept = sum(stack.samples for stack in main if stack.frames)
     seen_s = sum(place.weight_s for place in looked.look.places) if looked.look is not None else 0.0
     return kept < SPARSE * looked.duration_s * rate_hz and seen_s > max(0.5 * looked.duration_s, kept / rate_hz)
@@ -302,7 +302,7 @@ def _gil(job: SampleJob, sampler: tuple[str, str]) -> HostGil:
 
 
 def _run(job: SampleJob, sampler: tuple[str, str], name: str, *, mode: str, only_gil: bool = False) -> Pass:
-    """One pass with py-spy, which a look from inside goes with but where the GIL is what is requested."""
+    """One pass with py-spy and the in-process sampler, which is left out where the GIL is requested."""
     ctx, raw = job.ctx, job.ctx.out_dir / name
     raw.unlink(missing_ok=True)
     argv = [sampler[0], "record", "--format", "raw", "--threads", "--subprocesses", "--nonblocking"]
@@ -372,7 +372,7 @@ def _launch(
     ending.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    # A look from inside wants the path of our modules on the program's own.
+    # The in-process sampler needs our modules on the program's path.
     inside = observing_environment(folder, stacks=keeps_stacks, environ=ctx.run_command.environment) if observes else {}
     result = ctx.run_command(
         [sys.executable, "-I", "-S", str(LAUNCHER), str(ending), *words],

@@ -106,7 +106,7 @@ def _section(
     shown = []
     for row in top:
         cells = [_code(row.name, NAME_SHOWN), *([_code(row.input_shapes or "", SHAPES_SHOWN)] if by_shape else [])]
-        cells += [f"{row.calls:,}", f"{amount(row) / whole:.1%}" if whole else "–"]
+        cells += [f"{row.calls:,}", f"{100 * amount(row) / whole:.1f} %" if whole else "–"]
         cells += [_ms(row.self_cpu_ns), _ms(row.total_cpu_ns)]
         cells += [_ms(row.self_device_ns), _ms(row.total_device_ns)] if recorded.device else []
         shown.append(cells)

@@ -102,7 +102,7 @@ def draw_chart(
 ) -> str:
     """Amounts over x by name, as SVG: points joined by lines, from zero up.
 
-    Stacked, all lines have the same x values, each holds until the next, and areas stand on each other in the order of
+    Stacked, all lines have the same x values, each holds until the next, and areas are stacked in the order of
     the names. The unit `bytes` is shown with its prefix.
     """
     shown = _stack(lines) if stacked else lines

@@ -72,7 +72,7 @@ def clean_metric(manifest: RunManifest, key: str) -> Quantity:
 
 
 def _timed_stages(manifest: RunManifest, key: str) -> list[StageRecord]:
-    """The stages that give a clean pass, the better-informed one first, then profilers that recorded one of their own.
+    """The stages that give a clean pass, the better-informed one first, then profilers that recorded their own.
 
     A profiler that ran alone made a clean pass to compare with.
     """

@@ -1,6 +1,6 @@
 """The columns of the kernel table, each declared once: the page, its script and the markdown pages read them by name.
 
-A new figure of ncu is one entry in `COLUMNS`; only a unit nobody has used yet needs a line in `FORMATS` and in the
+A new figure of ncu is one entry in `COLUMNS`; only a new unit needs a line in `FORMATS` and in the
 script's `text`.
 """
 
@@ -92,10 +92,10 @@ COLUMNS = (
     ),
     KernelColumn(
         key="roof",
-        title="of roof",
+        title="of peak",
         unit="%",
         value=_ncu(lambda ncu: ncu.roof_pct),
-        explain="the nearer of the compute and the memory roof",
+        explain="percent of the nearer of compute peak and memory peak",
     ),
     KernelColumn(
         key="dram",
@@ -235,8 +235,8 @@ def _speed(ncu: NcuKernel) -> tuple[tuple[str, str], ...]:
             ("compute throughput, of peak", ncu.compute_sol_pct, "%"),
             ("memory throughput, of peak", ncu.memory_sol_pct, "%"),
             ("DRAM throughput, of peak", ncu.dram_sol_pct, "%"),
-            ("of the compute roof", ncu.compute_roof_pct, "%"),
-            ("of the memory roof", ncu.memory_roof_pct, "%"),
+            ("of the compute peak", ncu.compute_roof_pct, "%"),
+            ("of the memory peak", ncu.memory_roof_pct, "%"),
             ("DRAM", ncu.dram_bytes_per_s, "B/s"),
             ("L2", ncu.l2_bytes_per_s, "B/s"),
             ("L1", ncu.l1_bytes_per_s, "B/s"),

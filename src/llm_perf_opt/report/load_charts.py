@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 from llm_perf_opt.core.units import digits, format_ms
 from llm_perf_opt.report.charts import BOTTOM, COLOURS, HEIGHT, LEFT, RIGHT, TOP, WIDTH, legend, svg_page
 
-# At most so many steps up an axis.
+# At most this many steps up an axis.
 LINES = 6
 
 

@@ -158,7 +158,7 @@ class _Reader:
         self.wrong: list[str] = []
 
     def missing(self) -> list[str]:
-        """Of each stage the files the manifest names and somebody took away; where others' may lie is not asked.
+        """Of each stage the files the manifest names that were removed; files of others are not checked.
 
         Only of those a page is made from: who took captures and scratch files away saved room.
         """

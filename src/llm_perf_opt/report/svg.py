@@ -100,7 +100,7 @@ def _grid(axes: _Axes) -> list[str]:
 
 
 def _roof_lines(axes: _Axes, roofs: Mapping[str, float], bandwidth: float | None) -> list[str]:
-    """Each pipe's flat roof from where the memory roof reaches it, and the memory roof below the highest of them."""
+    """Each pipe's flat peak from where the memory peak reaches it, and the memory peak below the highest of them."""
     out = []
     right = 10.0**axes.x1
     for pipe, peak in sorted(roofs.items(), key=lambda item: -item[1]):

@@ -186,15 +186,15 @@ class CapacitySearch:
 
 
 def ratios_of(run: LoadRun, slo: SloSection) -> tuple[float, ...]:
-    """The ratios of the requests of a level once it has settled."""
+    """The ratios of the requests of a level in its steady state."""
     counted = [record for record in run.records if not record.is_ramp]
     return tuple(ratio_of(record, slo) for record in counted[int(SETTLING * len(counted)) :])
 
 
 def over_saturation(run: LoadRun, slo: SloSection, *, planned: int) -> str | None:
-    """Why a level of so many requests is decided before its end, or None.
+    """Why a level of `requests` requests is decided before its end, or None.
 
-    So many requests have exceeded a limit so far that the level's ratio will be above `NEAR` whatever the rest does:
+    Enough requests have exceeded a limit that the level's ratio will be above `NEAR` whatever the rest does:
     then it only matters that it missed the SLO, not by how much.
     """
     settled = int(SETTLING * planned)

@@ -42,7 +42,7 @@ _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class CounterSample:
-    """One look at the page."""
+    """One read of the page."""
 
     at_s: float
     values: Mapping[str, float]

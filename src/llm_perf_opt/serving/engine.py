@@ -64,7 +64,7 @@ class ServerPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class RunningServer:
-    """A server that answers. `service` is None for one that somebody else started."""
+    """A server that answers. `service` is None for one that we did not start."""
 
     section: ServerSection
     target: Target
@@ -210,7 +210,7 @@ def find_model(section: ServerSection, target: Target) -> str:
     name = _first_model(answer)
     if name is None:
         kind = f" ({answer.kind})" if answer.kind else ""
-        raise ToolError(f'{url} is no list of models{kind}: {{"data": [{{"id": …}}]}} is expected; {GIVE_MODEL}')
+        raise ToolError(f'{url} is not a list of models{kind}: {{"data": [{{"id": …}}]}} is expected; {GIVE_MODEL}')
     if len(name) > LONGEST_NAME:
         raise ToolError(f"{url} names a model with {len(name):,} characters; {GIVE_MODEL}")
     return name
@@ -267,7 +267,7 @@ def model_in(args: Sequence[str]) -> str | None:
 
 
 def _wait_until_ready(section: ServerSection, target: Target, service: Service | None) -> None:
-    """Until the server answers at its readiness path; raises with its last words when it never does."""
+    """Until the server answers at its readiness path; raises with its final log lines when it never does."""
     end = time.monotonic() + section.ready_timeout_s
     url = target.url.rstrip("/") + section.ready_path
     said = "nothing answers"

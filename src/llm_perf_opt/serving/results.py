@@ -21,7 +21,7 @@ BENCH_FILE = "bench.json"
 REQUESTS_FILE = "requests.jsonl"
 Resource = Literal["client", "KV cache", "queue", "GPU", "unknown"]
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
-# A queue that grows makes the last requests this many times as slow as the first; fewer requests tell nothing.
+# A queue that grows makes the last requests this many times as slow as the first; fewer requests show nothing.
 OVERLOADED = 2.0
 ENOUGH_FOR_GROWTH = 16
 # A client whose event loop is later than this share of the median TTFT measures itself; loops wake in whole ms.
@@ -65,7 +65,7 @@ class GpuFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class LevelResult:
-    """One load and what came of it.
+    """One load and its result.
 
     `growth` of an open loop: end-to-end time of the last quarter of the requests over that of the first, by medians.
     `good_share` is the share of all requests that keep to every limit, `meets_slo` whether that is enough.

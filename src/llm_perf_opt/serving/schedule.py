@@ -86,7 +86,7 @@ def arrival_times(
     seed: int,
     burstiness: float = 1.0,
 ) -> tuple[float, ...]:
-    """Seconds from the start; at most so many requests, none after the duration.
+    """Seconds from the start; at most `requests` requests, none after the duration.
 
     Poisson: gaps are drawn from an exponential distribution; gamma: from a gamma distribution of shape `burstiness`
     (below 1: in bursts, above 1: evenly). They are stretched so that their mean is 1 / rate, as `vllm bench serve`

@@ -29,7 +29,7 @@ def sampled_gpus(gpus: Sequence[int | str], *, library: Any = None) -> Iterator[
 
 
 def gpu_figures(gpus: Sequence[GpuSamples]) -> tuple[GpuFigures, ...]:
-    """The GPUs that worked during the level; those that did not belong to somebody else, or to nobody."""
+    """The GPUs that worked during the level; those that did not are used by another process, or unused."""
     found = (_figures(one) for one in gpus if len(one.samples) > 1)
     return tuple(one for one in found if one.utilisation_pct)
 

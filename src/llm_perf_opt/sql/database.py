@@ -119,7 +119,7 @@ class SqlDatabase:
 
 
 def connect_locked(limits: SqlLimits = DEFAULT_LIMITS) -> "duckdb.DuckDBPyConnection":
-    """A database in memory whose settings nobody can change any more."""
+    """A database in memory whose settings cannot be changed any more."""
     import duckdb
 
     connection = duckdb.connect(
@@ -270,7 +270,7 @@ def _typed(values: Sequence[Any], kind: str) -> tuple[Values, str]:
 
 
 def write_parquet(table: DataTable, path: Path) -> None:
-    """Write a table as Parquet, by our own database that nobody else's statement reaches."""
+    """Write a table as Parquet, by our own database, which no statement of a user reaches."""
     import duckdb
 
     columns = [_stored(name, values, table.types.get(name, "VARCHAR")) for name, values in table.columns.items()]

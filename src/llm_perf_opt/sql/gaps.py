@@ -17,7 +17,7 @@ from llm_perf_opt.diagnosis.gaps.long_gaps import MAX_LOOKED_INTO, SAMPLED, Gap,
 from llm_perf_opt.diagnosis.scope import cell_of
 from llm_perf_opt.sql.events import CaptureEvents, Values, ViewRows, picked, stacked, texts
 
-# A gap too long for a launch, of a capture with many of them: nobody inspected it.
+# A gap too long for a launch, of a capture with many of them: it was not inspected.
 NOT_EXAMINED = "idle.not_examined"
 # In the order of the parts of a gap; the first of equals counts.
 _CAUSES = (cells.LAUNCH, cells.SYNC, cells.COPY, cells.DEVICE_GAPS, cells.UNRECORDED_LAUNCH)

@@ -1,4 +1,4 @@
-"""Reads and writes files that somebody else may have prepared.
+"""Reads and writes files that another user may have prepared.
 
 Reading: only regular files, so that a pipe or a device never makes us wait or fill the memory, and no more of them than
 a limit, also of what a packed one unpacks to. Writing: through a new file and a rename, so that neither half a file is
@@ -29,7 +29,7 @@ UNPACKED_ALWAYS_BYTES = 256 << 20
 CHUNK_BYTES = 1 << 20
 # Nothing that is measured or counted is further from one; beyond, sums and quotients stop being numbers.
 LARGEST_NUMBER, SMALLEST_NUMBER = 10**30, 1e-100
-# A number of so many digits, or with an exponent of two digits or more, may be one. It is looked for with every digit
+# A number of this many digits, or with an exponent of two digits or more, may be one. It is searched with every digit
 # as a zero, which is ten times as fast as a pattern with digits.
 _SHAPE = bytes.maketrans(b"123456789E", b"000000000e")
 _MANY_DIGITS, _EXPONENT = b"0" * 31, re.compile(rb"0e[+-]?00")
@@ -42,7 +42,7 @@ LARGEST_TEXT_BYTES = 2 << 30
 
 def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading; pipes, devices, sockets and directories are refused, never waited for."""
-    # Without O_NONBLOCK the opening of a pipe nobody writes to would not return.
+    # Without O_NONBLOCK the opening of a pipe without a writer would not return.
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(number).st_mode):
@@ -59,7 +59,7 @@ def real_path(path: Path) -> Path:
 
 
 def read_limited(path: Path, limit_bytes: int) -> bytes:
-    """The content of a regular file of at most so many bytes."""
+    """The content of a regular file of at most `limit` bytes."""
     with open_regular(path) as file:
         return _within(file.read(limit_bytes + 1), limit_bytes, path)
 
@@ -151,8 +151,8 @@ STREAMS = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
 def write_whole(path: Path, data: bytes) -> Path:
     """Write a file so that it is there as a whole or as it was. A link in its place is replaced, not followed.
 
-    A device or a pipe (`--csv /dev/stdout`) is written to: as root we could put a file in its place. A pipe nobody
-    reads is one somebody left in a run, where writing would wait forever, and is replaced like a link.
+    A device or a pipe (`--csv /dev/stdout`) is written to: as root we could put a file in its place. A pipe no process
+    reads was left in a run, where writing would wait forever, and is replaced like a link.
     """
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -205,7 +205,7 @@ def _is_stream(path: Path) -> bool:
         mode = path.lstat().st_mode
     except OSError:
         return False
-    # Links of the system's own are followed, such as /dev/stdout; those somebody left in a run are not.
+    # Links of the system's own are followed, such as /dev/stdout; those left in a run are not.
     if stat.S_ISLNK(mode) and path.absolute().parent in STREAMS:
         return True
     return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)

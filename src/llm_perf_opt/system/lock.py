@@ -1,8 +1,8 @@
 """One run directory, one process that writes to it: a lock with its owner and age, which dies with its owner.
 
-The kernel keeps the lock, so one whose owner was killed is free at once; what such an owner wrote into the file tells
-that it was left. The file also keeps some room on the disk, which is given back when the disk is full, so that the
-manifest can still say what happened.
+The kernel keeps the lock, so one whose owner was killed is free at once; what such an owner wrote into the file
+identifies that it was left. The file also keeps some room on the disk, which is given back when the disk is full, so
+that the manifest can still say what happened.
 """
 
 import errno

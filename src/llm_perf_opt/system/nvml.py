@@ -139,7 +139,7 @@ def sample_gpu(which: int | str | None, *, library: Any = None, interval_s: floa
 
 @contextmanager
 def sample_gpus(ctx: StageContext, *, interval_s: float = INTERVAL_S) -> Iterator[tuple[GpuSamples, ...]]:
-    """Sample the GPUs the run's workload uses while the block runs: one of our own model, all visible of a program."""
+    """Sample the GPUs of the workload while the block runs: one for our own model, all visible for a program."""
     with ExitStack() as stack:
         yield tuple(stack.enter_context(sample_gpu(w, interval_s=interval_s)) for w in gpus_of_run(ctx, os.environ))
 

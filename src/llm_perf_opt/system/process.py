@@ -43,7 +43,7 @@ LOG_SUFFIXES = (".txt", ".log")
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 # The commands that run now, by process id: what one of them started is not another one's to end.
 _RUNNING: set[int] = set()
-# It needs to be told of our end, which only this kernel does.
+# It needs a notification of our end, which only this kernel gives.
 _HAS_SUPERVISOR = sys.platform.startswith("linux")
 
 _ALLOWED = frozenset((
@@ -116,7 +116,7 @@ def run_command(
     is_over: Callable[[float], bool] | None = None,
     grace_s: float = GRACE_S,
 ) -> CommandResult:
-    """Run argv to its end or to the timeout. `on_tick` gets the elapsed seconds and the progress last told.
+    """Run argv to its end or to the timeout. `on_tick` gets the elapsed seconds and the last progress reported.
 
     `reads` finds progress in a line of the log. The folders in `remove` go when we are killed while it runs. With a
     redactor the log and the command file hold no secrets, but an answer that is data (`.csv`) stays as it is.
@@ -166,7 +166,7 @@ def run_quick(argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float =
         except ToolError as error:
             return None, str(error)
         if log.stat().st_size > QUICK_BYTES:
-            return None, f"{argv[0]} answered with more than {QUICK_BYTES >> 20} MiB"
+            return None, f"{argv[0]} printed more than {QUICK_BYTES >> 20} MiB"
         text = log.read_text(encoding="utf-8", errors="replace")
     if result.timed_out:
         return None, f"no answer within {timeout_s:g} s" + (f": {text}" if text else "")
@@ -396,7 +396,7 @@ def _wait(
 
 
 def _ends_within(process: "subprocess.Popen[bytes]", timeout_s: float) -> bool:
-    """Wait for the end. Where the kernel tells of it, without the up to 50 ms that `wait` sleeps past it."""
+    """Wait for the end. Where the kernel reports it, without the up to 50 ms that `wait` sleeps past it."""
     if process.poll() is not None:
         return True
     number = _end_signal(process.pid)
@@ -449,7 +449,7 @@ def _end_all(process: "subprocess.Popen[bytes]", marker: str, ours: set[int], *,
         return 0
     if not gently:
         # The agent of nsys ends a moment after nsys; killed in that moment it leaves memory locked that all nsys share.
-        # Nothing else is waited for: if we were killed meanwhile, nobody would end it.
+        # Nothing else is waited for: if we were killed meanwhile, it would not be ended.
         agents = [left for left in found if _is_agent(left)]
         others = [left for left in found if left not in agents]
         _signal_all(others, signal.SIGKILL)
@@ -483,7 +483,7 @@ def _signal_all(processes: Sequence[psutil.Process], number: signal.Signals) -> 
         try:
             process.send_signal(number)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
-            # Gone already, or another user's (sudo): nobody here may end it.
+            # Gone already, or another user's (sudo), which we may not end.
             continue
 
 

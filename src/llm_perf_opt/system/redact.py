@@ -55,7 +55,7 @@ _MARK_BYTES = tuple(mark.encode("ascii") for mark in MARKS)
 _BEFORE, _BEHIND, _LONGEST_VALUE = 320, 320, 4608
 # Where a name with its sign ends at the end of what is searched.
 _NAME_BEFORE = re.compile(rb"[A-Za-z][A-Za-z0-9_.-]{1,80}[=:]\Z")
-# A packed file continues with its own bytes, and fewer than so many of them are printable.
+# A packed file continues with its own bytes, and fewer than this many of them are printable.
 _OWN_BYTES = 4
 _NO_VALUE = re.compile(rb"[\s\"'\x00-\x1f]")
 # Files of code, where `token = next_word(text)` is not an assignment of a secret.
@@ -64,9 +64,9 @@ _CODE_SUFFIXES = frozenset((".py", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".l
 
 @dataclass(frozen=True, kw_only=True)
 class Redactor:
-    """Knows the secrets of one run. `values` are taken out wherever they stand, longest first.
+    """Knows the secrets of one run. `values` are removed wherever they occur, longest first.
 
-    A value that is a short word or number is one only where it stands by itself.
+    A value that is a short word or number is one only where it is a separate word.
     """
 
     values: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ class Redactor:
         return {text: clean for text in held if (clean := self.text(text)) != text}
 
     def found_in(self, texts: Sequence[str]) -> tuple[str, ...]:
-        """The secrets that stand in these texts, longest first."""
+        """The secrets that occur in these texts, longest first."""
         found = {value for text in texts for value in self.values if value in text}
         found |= {text[start:end] for text in texts for start, end in shape_spans(text)}
         return tuple(sorted(found, key=lambda value: (-len(value), value)))
@@ -124,7 +124,7 @@ class Redactor:
         return value
 
     def _name(self, key: Any) -> Any:
-        """A key without known values: numbers may be under the name of a range, which is anybody's text."""
+        """A key without known values: numbers may be under the name of a range, which is arbitrary text."""
         return self.without_known(key) if isinstance(key, str) else key
 
     def _setting(self, name: str, value: Any) -> Any:
@@ -204,7 +204,7 @@ class Redactor:
         """The name in front of the first secret in a file, empty where there is none; None of a file without secrets.
 
         `public` are assignments (`NAME=value`) that are not secret. A packed file may hold only the end of their
-        names: nsys's own `NSYS_PROFILING_SESSION_ID=1015` stands in a report as `ING_SESSION_ID=1015` and a byte.
+        names: nsys's own `NSYS_PROFILING_SESSION_ID=1015` is in a report as `ING_SESSION_ID=1015` and a byte.
         """
         known = [text.encode("utf-8", "surrogateescape") for text in public]
         with path.open("rb") as file:
@@ -262,7 +262,7 @@ def given_secrets(argv: Sequence[str]) -> list[str]:
 
 
 def _standing(value: str) -> str:
-    """The pattern of a known value: a short word or number counts only where it stands by itself."""
+    """The pattern of a known value: a short word or number counts only where it is a separate word."""
     if _is_short_word(value):
         return rf"(?<![A-Za-z]){value}(?![a-z])"
     if value.isdigit():
@@ -275,7 +275,7 @@ def _is_short_word(value: str) -> bool:
 
 
 def _blocks(source: Any) -> Iterator[bytes]:
-    """A file in pieces that end with a line where possible, and never inside of a private key."""
+    """A file in chunks that end with a line where possible, and never inside of a private key."""
     rest = b""
     while block := source.read(BLOCK_BYTES):
         data = rest + block
@@ -313,7 +313,7 @@ class _Readable:
 
 
 def _shapes_in(source: BinaryIO | _Readable, path: Path) -> str:
-    """What is looked for in a file besides known values, by its beginning and its name."""
+    """What is searched in a file besides known values, by its beginning and its name."""
     if b"\0" in source.read(HEAD_BYTES):
         return NONE
     return OF_CODE if path.suffix in _CODE_SUFFIXES else ALL
@@ -335,7 +335,7 @@ def _overwrite(path: Path, values: Sequence[bytes], *, shapes: str) -> None:
 def _blocks_with(
     source: BinaryIO | _Readable, values: Sequence[bytes], *, shapes: str
 ) -> Iterator[tuple[bytearray, list[tuple[int, int]]]]:
-    """A file in pieces, and where in each secrets or parts of them stand, and how long those are."""
+    """A file in chunks, and where in each secrets or parts of them occur, and how long those are."""
     longest = max(map(len, values), default=0)
     data, over = bytearray(), list[tuple[int, int]]()
     while block := source.read(BLOCK_BYTES):
@@ -362,7 +362,7 @@ def _places(data: bytearray, values: Sequence[bytes], *, in_file: bool) -> Itera
         if _is_short_word(text):
             yield from ((found.start(), len(value)) for found in re.finditer(_standing(text).encode(), data))
         elif value.isdigit() and in_file:
-            # As a number it is a figure of somebody's, and a file with one of them overwritten could not be read.
+            # As a number it is a measured figure, and a file with one of them overwritten could not be read.
             alone = rb"(?<![\d.:,\[])(?<![:,\[] )" + value + rb"(?![\d.]|\s*[,\]}])"
             yield from ((found.start(), len(value)) for found in re.finditer(alone, data))
         else:

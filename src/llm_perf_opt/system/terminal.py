@@ -20,7 +20,7 @@ DASHES = frozenset("–—-")
 GAP = "  "
 # With these set, rich may take what is not a terminal for one.
 _FORCED = frozenset({"FORCE_COLOR", "TTY_COMPATIBLE"})
-# Columns of names are not made narrower than this; a table that is too wide even so is printed in pieces.
+# Columns of names are not made narrower than this; a table that is too wide even so is printed in parts.
 NARROWEST = 16
 
 # Control characters but tab and line feed, C1, and those that turn the direction of writing or hide.
@@ -74,7 +74,7 @@ def wrap_line(line: str, width: int | None) -> list[str]:
 class PrintableStream(TextIOBase):
     """A stream that passes on what is printable; for the standard output and error of the whole program.
 
-    On a terminal lines are wrapped at spaces, and one that tells of an error says so in red.
+    On a terminal lines are wrapped at spaces, and one that reports an error is red.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -185,7 +185,7 @@ def table_text(
 
     `right` are the columns set right, `rule` is a line below the header. Widths are those on the screen, where a
     character may take two places. What does not fit is folded at spaces; names without one lose their middle; and if
-    that is not enough the table comes in pieces, each with the first column.
+    that is not enough the table is printed in parts, each with the first column.
     """
     from rich.text import Text
 
@@ -223,13 +223,13 @@ def _widths(columns: Sequence[Sequence[str]], right: Collection[int], width: int
         widths[index] = max(NARROWEST, widths[index] - (_total(widths) - width), _second(widths, wide, index))
     if _total(widths) > width:
         for index in names:
-            # It comes in pieces anyway, so names need not be short.
+            # It is printed in parts anyway, so names need not be short.
             widths[index] = min(max(map(cell_len, columns[index])), width // 2)
     return widths
 
 
 def _second(widths: Sequence[int], wide: Sequence[int], widest: int) -> int:
-    """One less than the next widest, so that names of two columns shrink by turns."""
+    """One less than the next widest, so that names of two columns shrink alternately."""
     return max((widths[index] - 1 for index in wide if index != widest), default=0)
 
 
@@ -299,5 +299,5 @@ def number_columns(rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _is_number(text: str) -> bool:
-    digits = "".join(c for c in text if c not in DASHES and c not in ",.")
+    digits = "".join(c for c in text.removeprefix("< ") if c not in DASHES and c not in ",.")
     return digits.isdecimal() or text in DASHES

@@ -16,7 +16,7 @@ from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.nvtx import silent
 from llm_perf_opt.workload.session import Session
 
-# More of them tell hardly more, and logits of large vocabularies fill the disk.
+# More of them add little information, and logits of large vocabularies fill the disk.
 MOST_SAMPLES, MOST_TOKENS = 8, 32
 
 

@@ -70,7 +70,7 @@ def describe_model(name: str, model: LoadedModel) -> RanModel:
 
 
 def cpu_name(cpuinfo: Path) -> str:
-    """The processor's own name where Linux tells it, else the architecture."""
+    """The processor's own name where Linux reports it, else the architecture."""
     if cpuinfo.is_file():
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
@@ -84,7 +84,7 @@ STATUS = Path("/proc/self/status")
 
 
 class PeakMemory(Protocol):
-    """`reset` before the work, `peak_bytes` after it; None when this machine cannot say, then `reason` tells why."""
+    """`reset` before the work, `peak_bytes` after it; None when this machine cannot say, then `reason` says why."""
 
     @property
     def how(self) -> str: ...

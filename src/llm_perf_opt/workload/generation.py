@@ -150,7 +150,7 @@ class TokenPicker:
         return self._ban is not None
 
     def saw(self, tokens: Sequence[int]) -> None:
-        """Tell which token was picked, for the n-gram rule."""
+        """Note which token was picked, for the n-gram rule."""
         if self._ban is not None:
             self._ban.add(tokens[0])
 
@@ -305,7 +305,7 @@ class Generator:
                 pop()
 
     def _read(self, token: Any, picker: Picker) -> bool:
-        """Bring tokens to the host when somebody must see them (this waits for a GPU); whether all sequences ended."""
+        """Bring tokens to the host when the host must see them (this waits for a GPU); whether all sequences ended."""
         if not self._stop_ids and not picker.reads_tokens:
             return False
         values = [int(value) for value in token.reshape(-1).tolist()]

@@ -7,7 +7,7 @@ import psutil
 
 # Time in which a core did nothing, or belonged to another virtual machine's guests already counted as user time.
 _NOT_WORK = ("idle", "iowait", "guest", "guest_nice")
-# About half a millisecond: long enough for the clock, short enough to stand between two samples.
+# About half a millisecond: long enough for the clock, short enough to fit between two samples.
 PROBE_LOOPS = 20_000
 PROBE_TRIES = 3
 

@@ -71,7 +71,7 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Write what there is, whether the run ended well or not."""
+        """Write the results so far, whether the run succeeded or not."""
         self.write("done" if kind is None else "failed")
         self._lines.close()
 

@@ -45,7 +45,7 @@ def around(ranges: RangeEmitter, name: str, start: Callable[[], object], stop: C
 
 
 def silent(reason: str) -> RangeEmitter:
-    """Ranges nobody records."""
+    """Ranges that are not recorded."""
     return RangeEmitter(
         push=_push_nothing, pop=_pop_nothing, backend="none", note=f"NVTX ranges are not emitted: {reason}"
     )

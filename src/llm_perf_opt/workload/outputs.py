@@ -16,6 +16,7 @@ from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import FORBID_UNKNOWN, PositiveInt, Problem
 from llm_perf_opt.core.manifest import strict_json
+from llm_perf_opt.core.units import count_of
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.system.files import write_page
 from llm_perf_opt.workload.models.base import LoadedModel, PageFiles, Sample
@@ -142,7 +143,7 @@ class Gallery:
 
     def _write(self) -> None:
         left_out = self._seen - self._shown
-        note = f"\n{left_out} more sample(s) are not shown (max_images is {self._max_images}).\n" if left_out else ""
+        note = f"\nNot shown: {count_of(left_out, 'sample')} (max_images is {self._max_images}).\n" if left_out else ""
         write_page(self._file, "\n".join([self._head, *self._entries]) + note)
 
     def _describe(self, sample: Sample, name: str, text_raw: str, text_clean: str) -> str | None:

@@ -15,7 +15,7 @@ from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.documents import ProfiledPass
 from llm_perf_opt.core.names import MODULE_PREFIX, TRACE_FILE
 from llm_perf_opt.core.records import begin_step
-from llm_perf_opt.core.units import format_bytes
+from llm_perf_opt.core.units import count_of, format_bytes
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.workload.dataset import Planned
 from llm_perf_opt.workload.journal import Journal
@@ -88,7 +88,7 @@ def run_profile(config: AppConfig, options: ProfilerOptions, out_dir: Path) -> N
         run_clean_pass(session, journal, outputs)
         run_profiled_pass(session, journal, options, out_dir)
     part_ways(session.rank)
-    say(f"done: {len(journal.clean)} sample(s) measured, {len(journal.profiled)} profiled")
+    say(f"done: {count_of(len(journal.clean), 'sample')} measured, {len(journal.profiled)} profiled")
 
 
 def run_profiled_pass(session: Session, journal: Journal, options: ProfilerOptions, out_dir: Path) -> None:
@@ -176,7 +176,7 @@ def _profile(
                     own_prompt_tokens=session.own_prompt_tokens(planned.sample),
                 )
             )
-            tokens = f"{len(generation.token_ids)} token(s)"
+            tokens = f"{count_of(len(generation.token_ids), 'token')}"
             say(f"profiled pass, sample {number} of {len(prepared)}: {tokens}", done=number, of=len(prepared))
     begin_step("trace")
     profiler.export_chrome_trace(str(trace))
@@ -261,7 +261,7 @@ def _notes(journal: Journal, options: ProfilerOptions, samples: int, budget: int
     notes = []
     if journal.profiled_pass is not None and journal.profiled_pass.bounded:
         notes.append(
-            f"the profiled pass was bounded to {samples} sample(s) and {budget} token(s) each "
+            f"the profiled pass was limited to {count_of(samples, 'sample')} and {count_of(budget, 'token')} each "
             "(pipeline.torch_profiler.max_samples, .max_decode_steps; null lifts the bound)"
         )
     if options.group_by_input_shape and not options.record_shapes:

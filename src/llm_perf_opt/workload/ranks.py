@@ -1,6 +1,6 @@
 """The ranks of one job: who this process is, how it meets the others, and which part of the work is its own.
 
-torchrun tells every process its rank. With `infer.tp` the ranks are one model and do the same steps together; without,
+torchrun gives every process its rank. With `infer.tp` the ranks are one model and do the same steps together; without,
 each has a whole model and a part of the samples of its own.
 """
 

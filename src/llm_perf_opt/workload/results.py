@@ -50,7 +50,7 @@ class SampleResult:
     `prompt_tokens` are the positions prefill processed for each sequence, `own_prompt_tokens` those of all sequences
     without padding; `tokens` of a batch are those of its longest sequence. `host_probe_ms` is the time a fixed piece of
     host work took around the sample, the slower of before and after. `post_ms` is the time the tokens took to become
-    text, None where nobody asked for it.
+    text, None where it was not requested.
     """
 
     sample_id: str

@@ -25,6 +25,7 @@ from llm_perf_opt.config.schema import AUTO, AppConfig, RunSection
 from llm_perf_opt.core.documents import Deployment
 from llm_perf_opt.core.names import DECODE, INDUCTOR_DIR, MANIFEST_FILE, PREFILL, WALL_METRIC, WARMUP
 from llm_perf_opt.core.records import Progress, begin_step
+from llm_perf_opt.core.units import count_of
 from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.workload.dataset import (
     TOKENS,
@@ -142,7 +143,7 @@ def check_workload(config: AppConfig, out_dir: Path) -> Workload:
     )
     planned = plan_samples(samples, config.dataset.sampling)
     write_inputs_file(out_dir, describe_inputs(planned, run_dir=out_dir.parent))
-    say(f"{len(samples)} sample(s) found, {len(planned)} planned per repeat")
+    say(f"{count_of(len(samples), 'sample')} found, {len(planned)} planned per repeat")
     return Workload(
         config=config,
         adapter=adapter,
@@ -211,7 +212,7 @@ def form_batches(session: Session) -> Session:
     refuse_too_many_bad(bad=bad, sample_ids={*lengths, *bad}, max_bad_fraction=workload.config.dataset.max_bad_fraction)
     batches = plan_batches(good, size)
     repeated = len(batches) * size - len(good)
-    note = f"infer.batch={size}: {len(good)} sample(s) make {len(batches)} batch(es)"
+    note = f"infer.batch={size}: {count_of(len(good), 'sample')} in {count_of(len(batches), 'batch')}"
     more = f", {repeated} of them run again to fill the last one" if repeated else ""
     planned = replace(workload, planned=batches, notes=(*workload.notes, note + more))
     return replace(session, workload=planned, bad=bad, prompt_tokens=lengths)
@@ -354,10 +355,10 @@ def refuse_too_many_bad(*, bad: Mapping[str, str], sample_ids: Set[str], max_bad
     first_id, first_error = next(iter(bad.items()))
     first = f"the first: {first_id} ({first_error})"
     if len(bad) == len(sample_ids):
-        raise ProfilingError(f"none of the {len(sample_ids)} sample(s) could be run; {first}")
+        raise ProfilingError(f"none of {count_of(len(sample_ids), 'sample')} could be run; {first}")
     if len(bad) > 1 and fraction > max_bad_fraction:
         raise ProfilingError(
-            f"{len(bad)} of {len(sample_ids)} samples are bad ({fraction:.1%}), more than "
+            f"{len(bad)} of {len(sample_ids)} samples are bad ({100 * fraction:.1f} %), more than "
             f"dataset.max_bad_fraction={max_bad_fraction:g} allows; what was measured is kept; {first}"
         )
 
@@ -406,7 +407,7 @@ def synthetic_like(sample: Sample, session: Session) -> Sample:
 
 
 CLEAN = "clean"
-# Fewer do not tell how much repeats differ.
+# Fewer do not show how much repeats differ.
 FEWEST_REPEATS = 4
 
 
@@ -466,7 +467,7 @@ def run_clean_pass(
                 continue
             say(
                 f"clean pass, repeat {repeat + 1} of {repeats}, sample {number} of {len(planned_samples)}: "
-                f"{result.tokens} token(s) in {result.e2e_ms:.1f} ms",
+                f"{count_of(result.tokens, 'token')} in {result.e2e_ms:.1f} ms",
                 done=repeat * len(planned_samples) + number,
                 of=repeats * len(planned_samples),
             )
@@ -638,4 +639,4 @@ def _infer(
         if cuda_profiler_range == WHOLE_PASS:
             stop_cuda_profiler()
     part_ways(session.rank)
-    say(f"done: {len(journal.clean)} sample(s) measured")
+    say(f"done: {count_of(len(journal.clean), 'sample')} measured")

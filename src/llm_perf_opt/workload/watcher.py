@@ -1,4 +1,4 @@
-"""A watcher: code of a stage inside the process that runs our model, told what happens there.
+"""A watcher: code of a stage inside the process that runs our model, notified of what happens there.
 
 A stage names its watcher in `run_workload(watcher="package.module:Class")`; the child imports it here. Without one the
 workload has a watcher that does nothing.
@@ -23,7 +23,8 @@ WATCHER_DIR = "LLM_PERF_WATCHER_DIR"
 class WorkloadWatcher:
     """Base of all watchers: every method does nothing. `folder` is the stage's own, `settings` what it passed.
 
-    The workload runs inside it as a context manager, which tells it of what ended the workload, and then closes it.
+    The workload runs inside it as a context manager, which passes it the error that ended the workload, and then closes
+    it.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -79,7 +80,7 @@ def open_watcher(environ: Mapping[str, str]) -> WorkloadWatcher | None:
 
 
 def watched(ranges: RangeEmitter, watcher: WorkloadWatcher) -> RangeEmitter:
-    """The same ranges, and the watcher told of each."""
+    """The same ranges, with a notification of the watcher for each."""
     opened: list[str] = []
 
     def push(name: str) -> None:

@@ -88,7 +88,7 @@ def test_tasks_of_cores_are_kernels_and_collectives_count_once(tmp_path: Path) -
         "Copy Device-to-Device": (1, 1_000),
     }
     assert (timeline.producer, analysis.gpu.name) == ("torch_npu profiler", "Ascend NPU")
-    assert timeline.notes == ("1 device task(s) of type 'NEW_ENGINE' are left out",)
+    assert timeline.notes == ("left out: 1 device task of type 'NEW_ENGINE'",)
     assert timeline.calls.waits.tolist() == [False, False, True]
     assert [m for m in timeline.names if m.startswith("nn.Module")] == ["nn.Module: Linear_0"] and len(
         trace.modules
@@ -123,5 +123,5 @@ def test_analyze_reads_it_and_events_without_a_time_are_counted(
     assert main(["analyze", "--json", str(_write(tmp_path / "trace_view.json", events))]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["gpu"]["kernel_count"], found["gpu"]["kernel_ns"]) == (3, 85_500)
-    assert any("1 event(s) have no usable start or duration" in note for note in found["notes"])
+    assert any("1 event without a usable start or duration" in note for note in found["notes"])
     assert not any("long trace" in note for note in found["notes"])

@@ -171,7 +171,7 @@ def test_the_paths_of_a_published_trace_add_up_and_agree_with_their_rows(name: s
         # The path may end after the range, with its last kernel.
         assert typical.gpu_idle_ns <= one.gpu_idle_ns
         assert typical.wall_ns <= one.length_ns
-        # What comes after the range may hold launches of others.
+        # Time after the range may hold launches of others.
         assert one.launch_ns <= typical.launch_ns or one.length_ns > typical.wall_ns
 
 
@@ -221,14 +221,14 @@ def test_the_page_has_a_flame_graph_where_frames_were_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    assert main(["analyze", str(_frames(tmp_path / "t.json")), "-o", str(out)]) == 0
+    assert main(["analyze", "-v", str(_frames(tmp_path / "t.json")), "-o", str(out)]) == 0
     page = (out / "report.html").read_text()
     assert 'data-l="0.0" data-w="100.0"' in page
     assert 'data-l="0.0" data-w="50.0"' in page
-    assert "train.py(9): step\n50.0 µs, 50.0 %; own 40.0 µs; 2 call(s), 7.00 µs of GPU work" in page
+    assert "train.py(9): step\n50.0 µs, 50.0 %; own 40.0 µs; 2 calls, 7.00 µs of GPU work" in page
     plain = write_trace(tmp_path / "plain.json", [event("kernel", "k", "1.000", "2.000", pid=0, tid=7, device=0)])
     other = tmp_path / "other"
-    assert main(["analyze", str(plain), "-o", str(other)]) == 0
+    assert main(["analyze", "-v", str(plain), "-o", str(other)]) == 0
     assert "Flame graph" not in (other / "report.html").read_text()
     capsys.readouterr()
     assert main(["analyze", str(plain), "--json"]) == 0

@@ -291,7 +291,7 @@ for word in "$@"; do case "$word" in --output=*) cp {made} "${{word#--output=}}"
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     report = tmp_path / "a.nsys-rep"
     report.write_bytes(b"report")
-    assert main(["analyze", str(report)]) == code
+    assert main(["analyze", "-v", str(report)]) == code
     printed = capsys.readouterr()
     if code:
         number = {2: 1, 1: -9}[code]

@@ -120,7 +120,7 @@ def test_the_products_of_fused_attention_take_what_their_shapes_need(tmp_path: P
     # 8.6 GFLOP each: at three quarters of 989.4 TFLOP/s longer than reading 8 MB at 4.8 TB/s.
     each = 2 * 16 * 2048 * 2048 * 64 / (0.75 * 989.4) / 1e3
     assert found.floor_ns == pytest.approx(6 * each, rel=1e-3)
-    assert found.how == "FLOPs and operands of the products remain, at three quarters of the data-sheet peak"
+    assert found.how == "FLOPs and operands of the GEMMs remain, at three quarters of the data-sheet peak"
 
 
 def _row(name: str, total_ns: int) -> KernelRow:

@@ -202,7 +202,7 @@ def test_a_healthy_gemm_is_not_below_its_peak_nor_misaligned() -> None:
         (
             "misaligned_gemm",
             "misaligned operands",
-            "its name: a kernel for bf16 rows aligned to 1 element(s)",
+            "its name: a kernel for bf16 rows aligned to 1 element",
         ),
         ("healthy_gemm", "compute", "aten::mm m 8192, n 8192, k 8192, 78 % of the compute peak"),
     ],

@@ -74,7 +74,7 @@ def _write(path: Path, data: Any, protocol: int = 4) -> Path:
 def test_the_peak_and_what_was_live_at_it_follow_from_the_events(tmp_path: Path, protocol: int) -> None:
     found = read_memory_snapshot(_write(tmp_path / "a.pickle", small_snapshot(), protocol))
     (device,) = found.devices
-    assert found.notes == ("device 0: 2 block(s) were allocated before the recording began",)
+    assert found.notes == ("device 0: 2 blocks allocated before the recording began",)
     assert (device.device, device.events, device.length_ns) == (0, 10, 9_000)
     assert (device.allocations, device.frees, device.segment_allocations, device.segment_frees) == (3, 2, 1, 0)
     # 500 from before at 0x10 and 100 at 0x20; the peak is 500 + 1000 + 3000.
@@ -199,7 +199,7 @@ def test_lists_that_hold_one_another_many_times_over_end_with_an_error(tmp_path:
 def test_analyze_reads_a_snapshot_whatever_it_is_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = _write(tmp_path / "dump", small_snapshot())
     assert kind_of(path) == kind_of(_write(tmp_path / "a.pkl", 3)) == SNAPSHOT
-    assert main(["analyze", str(path)]) == 0
+    assert main(["analyze", "-v", str(path)]) == 0
     said = capsys.readouterr().out
     assert said.startswith("Memory of device 0\nPeak allocated 4.50 kB at 4.00 µs of 9.00 µs, with 3.15 MB reserved")
     assert "step (me/train.py:9)" in said and "fragmentation 25.0 %" in said
@@ -244,7 +244,7 @@ def test_a_page_of_a_snapshot_holds_no_token_of_its_frames(tmp_path: Path) -> No
             block["frames"] = frames
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(pickle.dumps(data))
-    assert main(["analyze", str(path), "-o", str(tmp_path / "run")]) == 0
+    assert main(["analyze", "-v", str(path), "-o", str(tmp_path / "run")]) == 0
     written = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
     assert len(written) > 3
     assert [file.name for file in written if token in file.read_text("utf-8", "replace")] == []

@@ -260,7 +260,7 @@ def test_kernels_md_shows_times_of_nsys_and_counters_of_ncu() -> None:
         "2,850.4 GB/s | 22,489.6 G | 7.89 | 14.3 % |"
     )
     assert "- They make up 67.2 % of the GPU time of the last decode." in text
-    assert "- 16 of 16 kernels found on the nsys timeline (100%)" in text
+    assert "- 16 of 16 kernels found on the nsys timeline (100 %)" in text
     assert "- a note" in text and "![ncu/roofline.svg](ncu/roofline.svg)" in text
     assert "- TheoreticalOccupancy (estimated global speed-up" in text
 

@@ -91,7 +91,7 @@ def test_a_cuda_graph_traced_as_a_whole_is_busy_and_named(tmp_path: Path) -> Non
     assert rows == {"prefill": (2, 24, 83_776), "decode": (2, 20, busy_ns), "decode_step": (20, 20, busy_ns)}
     assert found.graphs == GraphTotals(launches_traced_as_a_whole=20, total_ns=918_941)
     assert found.notes == (
-        "graphs_whole.sqlite: 20 CUDA graph launch(es) were traced as a whole: their kernels are not listed; capture "
+        "graphs_whole.sqlite: 20 CUDA graph launches traced as a whole, without a list of kernels; capture "
         "with `nsys profile --cuda-graph-trace=node` (pipeline.nsys.cuda_graph_trace=node) to see them",
     )
 
@@ -218,10 +218,10 @@ def test_rows_that_cannot_be_are_left_out_counted_and_said(tmp_path: Path) -> No
     assert [(k.name, k.total_ns) for k in analysis.kernels] == [("k", 30)]
     assert [r.name for r in analysis.ranges] == ["decode"]
     assert analysis.notes == (
-        "a.sqlite: 1 row(s) of CUPTI_ACTIVITY_KIND_KERNEL have no start or no end and are left out",
-        "a.sqlite: 1 row(s) of CUPTI_ACTIVITY_KIND_KERNEL end before they start and are left out",
-        "a.sqlite: 1 range(s) had not ended when the capture stopped and are left out",
-        "a.sqlite: 1 row(s) of NVTX_EVENTS end before they start and are left out",
+        "a.sqlite: left out: 1 row of CUPTI_ACTIVITY_KIND_KERNEL without a start or an end",
+        "a.sqlite: left out: 1 row of CUPTI_ACTIVITY_KIND_KERNEL with an end before the start",
+        "a.sqlite: left out: 1 range still open when the capture stopped",
+        "a.sqlite: left out: 1 row of NVTX_EVENTS with an end before the start",
     )
 
 
@@ -232,8 +232,7 @@ def test_a_kernel_is_counted_once_when_two_calls_claim_it(tmp_path: Path) -> Non
     analysis = analyze_timelines([read_nsys_sqlite(export.write(tmp_path / "a.sqlite"))])
     assert {r.name: r.kernel_count for r in analysis.ranges} == {"decode": 1, "later": 0}
     assert analysis.notes == (
-        "a.sqlite: 1 host call(s) share the correlation id of another in the same process; "
-        "the first of them is taken as the launch",
+        "a.sqlite: duplicate correlation ids within a process: 1 host call; the first of them is taken as the launch",
     )
 
 

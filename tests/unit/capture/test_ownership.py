@@ -115,7 +115,7 @@ def test_a_helper_s_range_that_outlasts_its_cause_belongs_to_the_range_around_bo
 def test_a_warm_up_holds_the_ranges_of_the_thread_that_works_for_it(tmp_path: Path) -> None:
     analysis = analyze_timelines([_training(tmp_path, event("user_annotation", "warmup", "45.000", "40.000"))])
     assert {row.name for row in analysis.ranges} == {"step", "backward"}
-    assert any("2 warm-up range(s) are left out" in note for note in analysis.notes)
+    assert any("2 warm-up ranges" in note for note in analysis.notes)
 
 
 def test_two_threads_that_may_have_called_backward_are_said_and_not_chosen_between(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_two_threads_that_may_have_called_backward_are_said_and_not_chosen_betwe
         "backward": (1, 4_000),
         "nccl:all_reduce": (2, 8_000),
     }
-    said = "t.json: 3 launch(es) of a thread without ranges could belong to ranges of several threads"
+    said = "t.json: 3 launches of a thread without ranges could belong to ranges of several threads"
     assert any(note.startswith(said) for note in analysis.notes)
 
 
@@ -243,7 +243,7 @@ def test_a_kernel_without_a_launch_belongs_to_the_range_of_its_neighbours(
     export = _with_lost_launches(first, second, start=start)
     analysis = analyze_timelines([read_nsys_sqlite(export.write(tmp_path / "t.sqlite"))])
     assert (_row(analysis, "step").kernel_count, _row(analysis, "inner").kernel_count) == (step, inner)
-    placed = [note for note in analysis.notes if "are counted in the range that launched the work" in note]
+    placed = [note for note in analysis.notes if "counted in the range that launched the work" in note]
     assert len(placed) == (step == 3)
 
 
@@ -261,7 +261,7 @@ def test_kernels_before_the_first_launch_of_their_stream_were_queued_earlier(tmp
     analysis = analyze_timelines([timeline])
     assert _counts(analysis) == {"step": (1, 8)}
     assert (
-        "t.sqlite: 3 kernel(s) have no recorded launch and belong to no range, 1 of them queued before the first "
+        "t.sqlite: 3 kernels without a recorded launch and without a range, 1 of them queued before the first "
         "recorded launch of their stream"
     ) in analysis.notes
 
@@ -279,7 +279,7 @@ def test_modules_and_operators_count_the_backward_as_ranges_do(tmp_path: Path) -
     modules = {row.name: (row.kernel_count, row.kernel_ns) for row in module_rows(trace.timeline, trace.modules)}
     assert _counts(analysis)["step"] == modules["nn.Module: Net_0"] == (10, 40_000)
     assert modules["nn.Module: Replica_0"] == (4, 16_000)
-    # Of the step 5 kernels have no operator around their launch: one of its own thread, four of the replica's.
+    # Of the step 5 kernels have no operator around their launch: one of the same thread, four of the replica's.
     operators = operator_rows(trace.timeline, trace.operators)
     assert sum(row.self_device_ns for row in operators) == 20_000
 
@@ -302,7 +302,7 @@ def test_that_all_kernels_without_a_launch_were_queued_earlier_is_said(tmp_path:
     export.call(30, 31, 1)
     export.kernel("new", 32, 40, 1)
     assert (
-        "t.sqlite: 1 kernel(s) have no recorded launch and belong to no range, all of them queued before the first "
+        "t.sqlite: 1 kernel without a recorded launch and without a range, all of them queued before the first "
         "recorded launch of their stream"
     ) in analyze_timelines([read_nsys_sqlite(export.write(tmp_path / "t.sqlite"))]).notes
 

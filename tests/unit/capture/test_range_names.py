@@ -31,7 +31,7 @@ from tests.support.trace_builder import event, write_trace
         (["at 0x7f00", "at 0x7f10"], ["at N"] * 2),
         (["f(sq32sk32785)", "f(sq32sk32817)"], ["f(sqNskN)"] * 2),
         ([f"w{i}" for i in range(9)], ["wN"] * 9),
-        # Numbers that are part of a few names, a name that stands alone, and our own modules stay.
+        # Numbers that are part of a few names, a name that occurs once, and our own modules stay.
         (["conv1", "conv2", "fp16", "bf16"], ["conv1", "conv2", "fp16", "bf16"]),
         (["iter 5", "decode"], ["iter 5", "decode"]),
         (["module:layers.0", "module:layers.1"], ["module:layers.0", "module:layers.1"]),
@@ -135,7 +135,7 @@ def test_counters_of_a_trace_are_summed_by_kernel_and_their_times_are_not_believ
     found = json.loads(capsys.readouterr().out)
     assert [row["instances"] for row in found["counters"]] == [2]
     assert not any("no GPU kernel was recorded" in note for note in found["notes"])
-    assert f"{path}: 2 kernel(s) were recorded with hardware counters" in found["notes"][0]
+    assert f"{path}: 2 kernels recorded with hardware counters" in found["notes"][0]
 
 
 WILD = shared_fixtures()

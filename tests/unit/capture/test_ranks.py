@@ -267,7 +267,7 @@ def test_a_directory_of_captures_is_one_job(tmp_path: Path, capsys: pytest.Captu
     folder.mkdir()
     for rank in (0, 1):
         _rank(folder / f"rank{rank}.json", rank, [("gemm", 10, 5 + rank), (ALL_REDUCE, 20, 10)])
-    assert main(["analyze", str(folder), "-o", str(out)]) == 0
+    assert main(["analyze", "-v", str(folder), "-o", str(out)]) == 0
     text = capsys.readouterr().out
     assert "rank 1, GPU 1" in text
     assert "the 2 captures were taken as ranks of one job (distributedInfo of each trace)" in text
@@ -298,7 +298,7 @@ def test_repetitions_are_told_apart_by_their_files_and_do_not_meet(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [str(_rank(tmp_path / f"{n}.json", 3, [("gemm", 10, 5), (ALL_REDUCE, 20, 10)])) for n in ("old", "new")]
-    assert main(["analyze", *files]) == 0
+    assert main(["analyze", "-v", *files]) == 0
     text = capsys.readouterr().out
     assert "Repetitions\n" in text
     assert "old.json, GPU 3" in text

@@ -83,8 +83,8 @@ def test_records_without_a_call_have_none_and_broken_ones_are_left_out_and_count
     assert timeline.kernels.call.tolist() == [0, -1]
     assert timeline.kernels.stream.tolist() == [0, 5]
     assert timeline.notes[:2] == (
-        "1 row(s) of kernels have no start or no end and are left out",
-        "1 row(s) of kernels end before they start and are left out",
+        "left out: 1 row of kernels without a start or an end",
+        "left out: 1 row of kernels with an end before the start",
     )
 
 

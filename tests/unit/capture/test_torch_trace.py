@@ -96,7 +96,7 @@ def test_kernels_of_a_cuda_graph_belong_to_its_launch() -> None:
     trace = read_torch_trace(DATA / "h200" / "graphs.trace.json.gz")
     (row,) = analyze_timelines([trace.timeline]).ranges
     assert (row.name, row.kernel_count, row.gpu_busy_ns, row.wall_ns) == ("decode", 10 * 13, 433_916, 14_545_079)
-    # The operator launched one kernel a step; the graph's are nobody's but the range's.
+    # The operator launched one kernel a step; the graph's belong only to the range.
     (add,) = operator_rows(trace.timeline, trace.operators)
     raw = json.loads(gzip.decompress((DATA / "h200" / "graphs.trace.json.gz").read_bytes()))["traceEvents"]
     kernels = [(e["args"]["correlation"], _ns(e["dur"])) for e in raw if e.get("cat") == "kernel"]
@@ -266,8 +266,8 @@ def test_events_without_times_or_with_negative_ones_are_left_out_and_said(tmp_pa
     trace = read_torch_trace(write_trace(tmp_path / "t.json", events))
     assert len(trace.timeline.kernels) == 1
     assert trace.timeline.notes == (
-        "1 event(s) have no usable start or duration and are left out",
-        "1 event(s) have a negative duration and are left out",
+        "left out: 1 event without a usable start or duration",
+        "left out: 1 event with a negative duration",
     )
 
 
@@ -279,8 +279,8 @@ def test_durations_no_clock_can_have_are_left_out_and_said(tmp_path: Path) -> No
     assert [trace.timeline.names[code] for code in kernels.name] == ["k0", "k5", "k6"]
     assert (kernels.start_ns.tolist(), kernels.end_ns.tolist()) == ([10_000, 15_000, 16_000], [11_000, 15_000, 18_000])
     assert trace.timeline.notes == (
-        "2 event(s) have no usable start or duration and are left out",
-        "2 event(s) have a negative duration and are left out",
+        "left out: 2 events without a usable start or duration",
+        "left out: 2 events with a negative duration",
     )
 
 
@@ -289,7 +289,7 @@ def test_a_start_that_is_none_is_left_out_also_where_times_count_from_1970(tmp_p
     events = [event("kernel", "k", t, "1.000", correlation=1) for t in ("1790857026123456.789", ts)]
     trace = read_torch_trace(write_trace(tmp_path / "t.json", events))
     assert trace.timeline.kernels.start_ns.tolist() == [1790857026123456789]
-    assert trace.timeline.notes == ("1 event(s) have no usable start or duration and are left out",)
+    assert trace.timeline.notes == ("left out: 1 event without a usable start or duration",)
 
 
 def test_events_of_unknown_phase_or_none_are_skipped(tmp_path: Path) -> None:

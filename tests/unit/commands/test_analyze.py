@@ -68,7 +68,7 @@ def test_the_tables_name_the_numbers_that_matter(h200: Path, capsys: pytest.Capt
 
 def test_a_run_directory_is_written_as_if_the_stage_had_run(h200: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert main(["analyze", str(h200), "-o", str(out)]) == 0
+    assert main(["analyze", "-v", str(h200), "-o", str(out)]) == 0
     manifest = read_manifest(out)
     (stage,) = manifest.stages
     assert (manifest.status, stage.name, stage.status) == ("ok", "nsys", "ok")
@@ -131,7 +131,7 @@ def test_the_table_of_ranges_says_over_how_many_processes_it_adds_up(
     both = str(export.write(tmp_path / "both.sqlite"))
     said = {}
     for name, files in (("one", [alone]), ("two files", [alone, other]), ("two ranks", [both])):
-        assert main(["analyze", *files]) == 0
+        assert main(["analyze", "-v", *files]) == 0
         lines = capsys.readouterr().out.splitlines()
         said[name] = [line.strip() for line in lines if line.strip().startswith("sums over")]
     assert said == {
@@ -269,7 +269,7 @@ def test_the_kernel_summary_alone_leaves_out_what_cannot_be(tmp_path: Path, caps
     assert main(["analyze", "--json", "--kernels-only", str(path)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(k["name"], k["instances"], k["total_ns"]) for k in found["kernels"]] == [("k", 1, 30)]
-    assert found["notes"] == ["2 row(s) of CUPTI_ACTIVITY_KIND_KERNEL have no usable start and end and are left out"]
+    assert found["notes"] == ["left out: 2 rows of CUPTI_ACTIVITY_KIND_KERNEL without a usable start and end"]
     assert main(["analyze", "--kernels-only", str(path), str(path)]) == 2
 
 
@@ -319,7 +319,7 @@ def test_a_directory_that_cannot_be_made_is_refused_before_any_work(
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--json"], ["--kernels-only"], ["--json", "--kernels-only"]])
 def test_a_full_disk_under_the_output_is_one_line_and_exit_code_1(tmp_path: Path, options: list[str]) -> None:
-    argv = [sys.executable, "-m", "llm_perf_opt.cli", "analyze", str(_capture(tmp_path / "a.sqlite")), *options]
+    argv = [sys.executable, "-m", "llm_perf_opt.cli", "analyze", "-v", str(_capture(tmp_path / "a.sqlite")), *options]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     said = "error: reading or writing failed ([Errno 28] No space left on device)\n"
@@ -331,7 +331,15 @@ def test_a_full_disk_under_the_output_is_one_line_and_exit_code_1(tmp_path: Path
 def test_names_the_terminal_cannot_show_are_escaped(tmp_path: Path, options: list[str]) -> None:
     export = Export()
     export.kernel("naïve_λ_kernel", 20, 50, 1)
-    argv = [sys.executable, "-m", "llm_perf_opt.cli", "analyze", str(export.write(tmp_path / "a.sqlite")), *options]
+    argv = [
+        sys.executable,
+        "-m",
+        "llm_perf_opt.cli",
+        "analyze",
+        "-v",
+        str(export.write(tmp_path / "a.sqlite")),
+        *options,
+    ]
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(argv, env=env, capture_output=True, timeout=60, check=True)
     if options:
@@ -353,7 +361,7 @@ def test_a_trace_whose_kernels_were_lost_says_so_with_their_number(
 ) -> None:
     launches = [event("cuda_runtime", "cudaLaunchKernel", f"{i}0.0", "5.0", correlation=i) for i in range(1, 4)]
     path = write_trace(tmp_path / "t.json", [*launches, event("cuda_driver", "cuLaunchKernel", "60.0", "5.0")])
-    assert main(["analyze", str(path)]) == 0
+    assert main(["analyze", "-v", str(path)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith(
         "No GPU work was recorded. GPU activity was traced, but the records of 4 launches were lost: call "
@@ -368,7 +376,7 @@ def test_an_empty_window_is_called_empty_and_not_a_missing_activity(
     events = [event("overhead", "Activity Buffer Request", "1.0", "5.0", pid=-1, tid=0)]
     calls = [event("cuda_runtime", "cudaDeviceSynchronize", "10.0", "5.0", correlation=1)]
     for name, listed in (("overhead", events), ("calls", calls)):
-        assert main(["analyze", str(write_trace(tmp_path / f"{name}.json", listed))]) == 0
+        assert main(["analyze", "-v", str(write_trace(tmp_path / f"{name}.json", listed))]) == 0
         said = " ".join(capsys.readouterr().out.split())
         assert said.startswith(
             "No GPU work was recorded. GPU activity was traced, but nothing was launched in the recorded window: it "

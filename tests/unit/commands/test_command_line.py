@@ -29,7 +29,7 @@ def test_the_help_names_every_command_and_fits_80_columns(capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["profil"], "error: 'profil': no such command; did you mean profile?, allowed: profile, run, "),
+        (["profil"], "error: 'profil': no such command; did you mean profile?, allowed: run, profile, "),
         (
             ["profile", "--experiment", "demo"],
             "error: --experiment: no such flag; settings have no dashes: experiment=demo\n",

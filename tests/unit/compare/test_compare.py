@@ -222,7 +222,7 @@ def test_one_start_each_decides_only_with_a_known_variation() -> None:
         pytest.approx(1.2 * math.exp(-0.0555), rel=1e-3),
         pytest.approx(1.2 * math.exp(0.0555), rel=1e-3),
     )
-    # Several passes of one side tell how the single start of the other varies.
+    # Several passes of one side show how the single start of the other varies.
     many = estimate([one_pass([level]) for level in (9.0, 10.0, 11.0, 10.0)], sides[1])
     assert (many.knows_starts, many.freedom) == (True, 3)
     assert judge(many, many.p_beyond(0.02), lower_is_better=True) == "inconclusive"

@@ -181,7 +181,7 @@ def test_every_problem_is_reported_at_once_with_key_value_and_choices() -> None:
         ("infer.max_new_tokens=0", "infer.max_new_tokens: not allowed (got 0), allowed: a number ≥ 1"),
         ("run.device=cuda", "run.device: not a device (got 'cuda'), allowed: auto, cpu or cuda:N"),
         ("workload.command=[a,1.50]", "workload.command.1: not a string (got 1.5), allowed: a string"),
-        ("workload.command=[]", "workload.command: not allowed (got []), allowed: at least 1 element(s)"),
+        ("workload.command=[]", "workload.command: not allowed (got []), allowed: at least 1 element"),
         (
             "model.adapter=nowhere:X",
             "model.adapter: cannot be imported (No module named 'nowhere') (got 'nowhere:X'), "
@@ -372,7 +372,7 @@ def test_every_pixi_task_runs_the_stages_it_is_named_for() -> None:
 
 
 def test_every_documented_key_is_known_and_every_key_is_documented() -> None:
-    """docs/configuration.md has one table row per key, with its default; those of `llm-perf bench` stand apart."""
+    """docs/configuration.md has one table row per key, with its default; those of `llm-perf bench` are separate."""
     whole = (REPO / "docs" / "configuration.md").read_text()
     before, bench = whole.split("## Keys of `llm-perf bench` alone")
     ours = _plain(compose_config([]))

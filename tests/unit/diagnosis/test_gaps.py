@@ -1,4 +1,4 @@
-"""What the host did while no kernel ran, and what a capture alone is reported: one small capture per lesson."""
+"""What the host did while no kernel ran, and what a capture alone reports: one small capture per case."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -114,7 +114,7 @@ def test_a_thread_that_only_waits_for_work_explains_no_gap(tmp_path: Path) -> No
     for i in range(4):
         _kernel(events, i + 1, 20_000 * i, 20_000 * i + 10, 5_000)
     (finding,) = _torch(events, tmp_path).findings
-    # Nobody knows what it was, and it is most of the capture: no factor is promised.
+    # Its nature is not known, and it is most of the capture: no factor is promised.
     assert (finding.rule, finding.confidence, finding.max_gain) == ("not_recorded", "low", None)
     assert finding.share == pytest.approx(0.692, abs=0.001)
     assert "with_stack=True" in finding.remedy
@@ -185,7 +185,7 @@ def test_what_comes_to_the_end_of_a_capture_is_not_paid_once(
     (finding,) = analysis.findings
     assert (finding.rule, finding.is_one_time, says in finding.remedy) == (rule, False, True)
     assert {cell.owner for cell in cells_of(analysis, f"idle.{rule}")} == owners
-    # Compiling is requested by the program, how much of it must remain nobody knows; a typical step does not stall.
+    # Compiling is requested by the program, how much of it must remain is not known; a typical step does not stall.
     assert finding.floor_ns == (None if rule == "recompilation" else 0)
 
 
@@ -443,7 +443,7 @@ def test_copies_are_the_story_where_they_fill_the_capture(tmp_path: Path) -> Non
         89_980_000,
         {"gpu.copy.h2d": 89_980_000},
     )
-    # A quarter of what an old bus carries; kernels could hide 10 ms, and how few copies are needed nobody knows.
+    # A quarter of what an old bus carries; kernels could hide 10 ms, and how few copies are needed is not known.
     assert "360 MB at 4.0 GB/s" in finding.evidence[1]
     assert "25 % of what PCIe 3.0 x16 carries" in finding.evidence[2]
     assert "at most 10.00 ms" in finding.evidence[3]
@@ -533,7 +533,7 @@ SOFTMAX = "void (anonymous namespace)::softmax_warp_forward<float, float, float,
 
 
 def _says_in_pieces(tmp_path: Path, layer: Sequence[tuple[str, str, int]], *, ends: str = "") -> bool:
-    """Whether forty layers of kernels `(name, operator, µs)` back to back form attention in pieces.
+    """Whether forty layers of kernels `(name, operator, µs)` back to back form unfused attention.
 
     `ends` is what each ends with: a call that waits, a gap or a copy to the host.
     """

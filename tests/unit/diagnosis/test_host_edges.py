@@ -1,4 +1,4 @@
-"""What the host does before the first kernel and after the last: told where it is much, and only then."""
+"""What the host does before the first kernel and after the last: reported where it is much, and only then."""
 
 from pathlib import Path
 
@@ -67,7 +67,7 @@ def test_a_request_that_is_mostly_the_host_s_is_told_so(tmp_path: Path, around: 
         ("host.after", ("torchvision::nms",), 50_000_000),
         ("host.before", ("resize",), 40_000_000),
     ]
-    # How much of this work must remain nobody knows.
+    # How much of this work must remain is not known.
     assert (finding.floor_ns, finding.max_gain) == (None, None)
     assert diagnosis_of(analysis).verdict.rule == "host_edges"
     assert analysis.host_edges == (
@@ -99,7 +99,7 @@ def test_the_terminal_and_the_page_never_say_that_this_gpu_works_all_the_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = write_trace(tmp_path / "t.json", _request())
-    assert main(["analyze", str(trace), "-o", str(tmp_path / "run")]) == 0
+    assert main(["analyze", "-v", str(trace), "-o", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
     assert out.startswith("Host work before the first kernel and after the last: 90 % of request")
     assert "the host works without it for 40.01 ms before the first GPU work" in out

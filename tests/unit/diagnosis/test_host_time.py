@@ -1,4 +1,4 @@
-"""Start-up, owners and traits of the host's time: one small capture per lesson."""
+"""Start-up, owners and traits of the host's time: one small capture per case."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -104,7 +104,7 @@ def test_the_first_cuda_free_of_a_library_is_start_up_and_no_wait(tmp_path: Path
             place="aten::addmm",
         ),
     )
-    # The operator that holds them is start-up as a whole; what comes until the steps begin is the next gap.
+    # The operator that holds them is start-up as a whole; the time until the steps begin is the next gap.
     assert _reasons(idle.gaps)[:1] == [("compilation", "context", "cudaFree", 29_888_000)]
 
 
@@ -306,7 +306,7 @@ def test_launches_that_return_when_their_kernel_has_ended_block(tmp_path: Path, 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_gpu_that_another_process_uses_in_turns_shows_in_slices_of_one_length(tmp_path: Path, shared: bool) -> None:
-    """Of sixty launches in a row, every tenth kernel waits for 2.4 ms, and every tenth other is stopped for so long."""
+    """Of sixty consecutive launches, every tenth kernel waits for 2.4 ms, and every tenth other is stopped as long."""
     export = Export()
     at = 0
     for i in range(60):
@@ -411,7 +411,7 @@ def test_the_user_s_code_closes_a_chain_of_a_library(tmp_path: Path) -> None:
     for depth, name in enumerate(library):
         trace.frame(name, 100 + depth, 20_000 - 2 * depth)
     trace.launch("gemm", 20_200, 20)
-    # Without anything around both kernels but the script, nobody else's frames tell of the user's code.
+    # With only the script around both kernels, no other frames name the user's code.
     (reason,) = trace.idle(tmp_path).gaps.reasons
     assert reason.owner == (*library[:0:-1], "train.py(41): <module>")
     assert reason.user_code == "train.py(41): <module>"

@@ -45,7 +45,7 @@ def test_launches_that_wait_for_their_kernel_are_no_launch_overhead(tmp_path: Pa
     claim = claim_of(analysis, found)
     assert set(claim.cells) == {"idle.launch"}
     assert (claim.hint == "Unsetting CUDA_LAUNCH_BLOCKING") == blocks
-    # Without the variable launches cost what launches cost: how much nobody knows.
+    # Without the variable launches have their normal cost, which is not known.
     assert (claim.max_gain is None) == blocks
 
 
@@ -166,7 +166,7 @@ def test_migrations_of_pages_are_told_with_the_stretch_they_lie_in(name: str, sh
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_slices_of_another_process_are_claimed_from_the_kernels_they_stretch(tmp_path: Path, shared: bool) -> None:
-    """Of sixty launches in a row every tenth kernel waits for 2.4 ms, and every tenth other is stopped for so long."""
+    """Of sixty consecutive launches every tenth kernel waits for 2.4 ms, and every tenth other is stopped as long."""
     export = Export()
     at = 0
     for i in range(60):
@@ -182,7 +182,7 @@ def test_slices_of_another_process_are_claimed_from_the_kernels_they_stretch(tmp
         assert claim.stake_ns == 6 * (2_401_000 + 2_420_000)
         assert {"gpu.compute.GEMM", "idle.late_starts"} <= set(claim.cells)
         assert (claim.floor_ns, claim.confidence) == (0, "high")
-        # The same time is not told again as work that does not start.
+        # The same time is not reported again as work that does not start.
         assert "late_starts" not in rules(analysis)
 
 

@@ -186,5 +186,5 @@ def test_the_hottest_kernel_is_a_finding_only_where_nothing_else_explains_it(
     verdict = diagnosis_of(analysis).verdict
     assert verdict.hottest_kernel == ("my_stencil" if is_named else PRODUCT)
     assert verdict.kind == ("finding" if is_named else "healthy")
-    # A better kernel may be faster: how much nobody knows.
+    # A better kernel may be faster: how much is not known.
     assert all(finding.max_gain is None for finding in analysis.findings)

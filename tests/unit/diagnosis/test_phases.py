@@ -206,7 +206,7 @@ def test_many_elementwise_kernels_should_be_fused() -> None:
     chain = kernel("vectorized_elementwise_kernel[Mul]", "elementwise", 0.5, 120)
     found = found_in(busy_decode(GEMM, chain, wall=1.4))["unfused_elementwise"]
     assert found.title == "Unfused elementwise kernels: 38 % of kernel time in decode"
-    # Without the chains of a capture nobody knows what fused kernels would still read and write.
+    # Without the chains of a capture it is not known what fused kernels would still read and write.
     assert (found.saves_ms, found.max_gain) == (pytest.approx(0.5), None)
     few = kernel("vectorized_elementwise_kernel[Mul]", "elementwise", 0.5, 20)
     cheap = kernel("vectorized_elementwise_kernel[Mul]", "elementwise", 0.05, 120)
@@ -339,7 +339,7 @@ def test_memory_the_allocator_keeps_and_cannot_use() -> None:
     found = found_in(facts(memory=memory))["fragmentation"]
     assert (found.saves_ms, found.max_gain, found.share) == (None, None, None)
     assert found.title == "Allocator fragmentation: 4.00 GB of GPU memory reserved and unused"
-    # Rounding of the allocator, a small model, and a run nobody watched.
+    # Rounding of the allocator, a small model, and a run without a sampler.
     for kept, used in ((12e9, 10.5e9), (1e9, 0.3e9)):
         assert found_in(facts(memory=replace(memory, reserved=size(kept), allocated=size(used)))) == {}
     assert found_in(facts(memory=NO_MEMORY)) == {}

@@ -1,4 +1,4 @@
-"""Verdicts that fit the program and its capture: one small capture per lesson, alongside those of test_gaps."""
+"""Verdicts that fit the program and its capture: one small capture per case, alongside those of test_gaps."""
 
 import json
 import sqlite3
@@ -74,7 +74,7 @@ def test_a_trace_that_was_thinned_out_promises_nothing(tmp_path: Path) -> None:
         said.verdict.text.startswith("The capture holds 2.0") and "may be work that was taken out" in said.verdict.text
     )
     assert analysis.notes[0] == (
-        "t.json: the trace holds 2.0% of the operators that ran (the profiler numbers them): events were taken out "
+        "t.json: the trace holds 2.0 % of the operators that ran (the profiler numbers them): events were taken out "
         "of it after the recording, and work that is missing looks like idle time"
     )
 
@@ -205,7 +205,7 @@ def test_a_gpu_that_works_all_the_time_is_said_to(tmp_path: Path, capsys: pytest
     path = export.write(tmp_path / "a.sqlite")
     verdict = diagnosis_of(analyze_timelines([read_nsys_sqlite(path)])).verdict
     assert (verdict.kind, verdict.hottest_kernel) == ("healthy", "nbody")
-    assert main(["analyze", str(path)]) == 0
+    assert main(["analyze", "-v", str(path)]) == 0
     assert "Healthy: GPU busy 100.0 % of the capture (0.120 ms)" in capsys.readouterr().out
 
 
@@ -246,7 +246,7 @@ def test_the_terminal_says_what_limits_a_promise(tmp_path: Path, capsys: pytest.
     for i in range(100):
         export.call(i * 100, i * 100 + 50, i + 1)
         export.kernel(POINTWISE[i % 3], 10_000 * i + 20_000, 10_000 * (i + 1) + 20_000, i + 1)
-    assert main(["analyze", str(export.write(tmp_path / "a.sqlite"))]) == 0
+    assert main(["analyze", "-v", str(export.write(tmp_path / "a.sqlite"))]) == 0
     out = capsys.readouterr().out
     assert "* Unfused elementwise kernels: 100 % of kernel time in the capture: up to " in out
     assert "    lower bound: " in out
@@ -410,7 +410,7 @@ def test_a_batch_of_eight_is_judged_by_its_steps(tmp_path: Path) -> None:
     first, second = found.findings[:2]
     assert (first.rule, first.scope, first.range_name) == ("launch_bound", "steady", "decode")
     assert (second.rule, second.is_one_time, second.scope) == ("compilation", True, "capture")
-    # Most of it is the warm-up: what comes after it is judged by itself.
+    # Most of it is the warm-up: the rest is judged by itself.
     rest = found.after_setup
     assert rest is not UNSET and found.idle is not UNSET
     with closing(sqlite3.connect(tmp_path / "batched.sqlite")) as database:
@@ -482,7 +482,7 @@ def test_what_is_left_of_a_compiled_capture_is_no_longer_set_up(tmp_path: Path) 
 
 
 def _steps(export: Export, count: int, *, at_us: int, first: int) -> int:
-    """So many steps of a kernel of 6 of 10 µs; the moment after the last."""
+    """`steps` steps of a kernel of 6 of 10 µs; the moment after the last."""
     for number in range(count):
         begin = (at_us + 10 * number) * 1000
         export.call(begin, begin + 2000, first + number)
@@ -491,7 +491,7 @@ def _steps(export: Export, count: int, *, at_us: int, first: int) -> int:
 
 
 def _load(export: Export, number: int, *, at_us: int, length_us: int) -> int:
-    """A launch that loads code for so long; the moment after its kernel."""
+    """A launch that loads code for `time_ns`; the moment after its kernel."""
     export.call(at_us * 1000, (at_us + length_us) * 1000, number, "cuLibraryLoadData_v12000")
     export.call((at_us + length_us) * 1000, (at_us + length_us + 2) * 1000, number + 1)
     export.kernel("gemm", (at_us + length_us + 3) * 1000, (at_us + length_us + 9) * 1000, number + 1)
@@ -617,7 +617,7 @@ def test_the_page_of_a_capture_lists_findings_as_the_terminal_does(tmp_path: Pat
         export.call(queued, queued + 2_000, i + 1, "cudaLaunchKernel")
         export.kernel("gemm", at, at + 9_000, i + 1)
     path = export.write(tmp_path / "capture.sqlite")
-    assert main(["analyze", str(path), "-o", str(tmp_path / "run")]) == 0
+    assert main(["analyze", "-v", str(path), "-o", str(tmp_path / "run")]) == 0
     run = tmp_path / "run"
     view = build_view(read_run_files(read_manifest(run), run))
     told = json.loads((tmp_path / "run/nsys/analysis.json").read_text(encoding="utf-8"))["findings"]
@@ -701,7 +701,7 @@ def test_a_program_on_the_host_alone_is_told_what_its_steps_are_spent_in(
     analysis = analyze_timelines([read_torch_trace(path).timeline])
     assert (rules(analysis), scope_of(analysis).wall_ns) == (["cpu_time"], 29 * MS)
     assert owner_of(analysis, "host.outside.named") == ("enumerate(DataLoader)#__next__",)
-    assert main(["analyze", str(path)]) == 0
+    assert main(["analyze", "-v", str(path)]) == 0
     out = capsys.readouterr().out
     assert out.startswith(
         "CPU program: 95 % of the capture outside operators, most in enumerate(DataLoader)#__next__.\n"
@@ -765,7 +765,7 @@ def test_the_page_of_a_trace_without_a_gpu_shows_what_lies_outside_of_operators(
         event("cpu_op", "aten::add", "98000", "2000"),
     ]
     run = tmp_path / "run"
-    assert main(["analyze", str(write_trace(tmp_path / "t.json", events)), "-o", str(run)]) == 0
+    assert main(["analyze", "-v", str(write_trace(tmp_path / "t.json", events)), "-o", str(run)]) == 0
     head = build_view(read_run_files(read_manifest(run), run)).headline
     assert "load batch" in head.verdict
     assert head.split is not None and head.split.total == "100.0 ms"
@@ -821,7 +821,7 @@ def test_gpus_that_work_in_turns_are_told_although_one_of_them_always_works(
     assert main(["analyze", str(write_trace(tmp_path / "t.json", events)), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["findings"]
     assert [finding["rule"] for finding in found] == rules
-    assert main(["analyze", str(tmp_path / "t.json"), "-o", str(tmp_path / "run")]) == 0
+    assert main(["analyze", "-v", str(tmp_path / "t.json"), "-o", str(tmp_path / "run")]) == 0
     view = build_view(read_run_files(read_manifest(tmp_path / "run"), tmp_path / "run"))
     (busy,) = [tile.explain for tile in view.headline.tiles if tile.label == "GPU busy"]
     assert "(any of its 2 GPUs; each by itself " in busy
@@ -1059,7 +1059,7 @@ def test_communication_that_computation_cannot_hide_is_told_by_all_of_it(
 def test_a_page_of_a_capture_that_is_mostly_set_up_begins_with_its_steps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["analyze", str(h200_export(tmp_path, "batched")), "-o", str(tmp_path / "page")]) == 0
+    assert main(["analyze", "-v", str(h200_export(tmp_path, "batched")), "-o", str(tmp_path / "page")]) == 0
     said = capsys.readouterr().out
     assert said.index("* Launch-bound decode") < said.index("* Start-up")
     page = tmp_path / "page"

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 MODELS = ("llama3_1b", "llama3_70b", "qwen3_30b_a3b", "deepseek_v2_lite")
 DEVICES = sorted(p.stem for p in (conf_dir() / "hardware").glob("*.yaml") if p.stem not in ("auto", CPU))
 DRAWS = 60
-# Sums of many steps, worked out in pieces.
+# Sums of many steps, worked out in chunks.
 SLACK = 1 - 1e-9
 
 

@@ -194,7 +194,7 @@ def test_glm_4_5_and_the_layer_that_predicts_further_tokens_are_the_published_fi
         count_parameters(read_text_model({**data, "num_hidden_layers": n}, where="c")).total
         for n in (layers, layers + 1)
     )
-    # The layer brings tables of its own, three norms and the product that joins token and hidden state.
+    # The layer brings tables of its own, three norms and the matmul that joins token and hidden state.
     further = (longer - total) + 2 * 151552 * hidden + 3 * hidden + 2 * hidden * hidden
     assert (total + further) / 1e9 == pytest.approx(billions, abs=0.005)
 
@@ -416,7 +416,7 @@ def test_small_products_outside_the_named_parts_have_to_be_small() -> None:
         return next(e.explanation for e in entries if (e.group, e.quantity) == ("other", "flops"))
 
     small_text = (
-        "small products outside the named parts (rotary tables, position interpolation): less than 1% of the phase"
+        "small matmuls outside the named parts (rotary tables, position interpolation): less than 1 % of the phase"
     )
     assert explained(phase.total.flops / 1000) == small_text
     assert explained(phase.total.flops) == UNEXPLAINED

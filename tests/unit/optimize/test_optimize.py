@@ -324,7 +324,8 @@ def test_gains_are_of_pairs_and_outputs_come_before_speed() -> None:
     assert judge_experiment(found["tpot_ms"], equal, ["too large"], objective="tpot_ms")[0] == "over a limit"
     same = compare_passes(passes(10, 10.1, 9.9, 10), passes(10, 10, 10, 10), ("tpot_ms",), paired=True)
     assert judge_experiment(same["tpot_ms"], equal, [], objective="tpot_ms")[0] == "no gain"
-    # Of a first look little of the chance to err may be spent, and yet the interval that is shown leaves no gain.
+    # At the first interim analysis little of the error probability may be spent, and yet the interval that is shown
+    # leaves no gain.
     pair = [10.0, 10.1, 9.9, 10.0], [10.9, 10.8, 10.9, 11.0]
     slower = compare_passes(passes(*pair[0]), passes(*pair[1]), ("tpot_ms",), paired=True, spent=1e-6)["tpot_ms"]
     faster = compare_passes(passes(*pair[1]), passes(*pair[0]), ("tpot_ms",), paired=True, spent=1e-6)["tpot_ms"]
@@ -475,7 +476,7 @@ def test_the_way_from_start_to_best_goes_through_what_each_was_measured_beside()
     said = in_words(objective="tpot_ms", path=path, gain=10.0, low=9.0, high=11.0, check="equal", tried=3, left_out=0)
     assert said == "tpot_ms 10.00 → 1.000 ms, 10.0× (95 %: 9.00 to 11.00×) with a → a+b; outputs equal."
     none = in_words(objective="tpot_ms", path=path[:1], gain=None, low=None, high=None, check=None, tried=3, left_out=0)
-    assert none == "Nothing helped: none of 3 experiment(s) improved tpot_ms beyond chance and kept its outputs."
+    assert none == "No gain in tpot_ms: none of 3 experiments was better and kept its outputs."
     limited = [
         in_words(
             objective="tpot_ms", path=path[:1], gain=None, low=None, high=None, check=None, tried=tried, left_out=0,
@@ -484,9 +485,8 @@ def test_the_way_from_start_to_best_goes_through_what_each_was_measured_beside()
         for tried in (1, 3)
     ]  # fmt: skip
     assert limited == [
-        "Nothing is recommended: of 1 experiment(s) for tpot_ms, a broke a limit.",
-        "Nothing is recommended: of 3 experiment(s) for tpot_ms, a broke a limit, and no other improved it beyond "
-        "chance and kept its outputs.",
+        "Nothing is recommended: of 1 experiment for tpot_ms, a broke a limit.",
+        "Nothing is recommended: of 3 experiments for tpot_ms, a broke a limit, and no other helped.",
     ]
     why = {
         left_out: in_words(

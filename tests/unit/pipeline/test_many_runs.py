@@ -197,7 +197,7 @@ def test_a_known_name_without_a_value_is_none(runs_dir: Path, capsys: pytest.Cap
     assert len(capsys.readouterr().out.splitlines()) == 2 + 3
     assert main(["sweep", "report", str(runs_dir), "--objectives", "ttft_ms"]) == 0
     out = capsys.readouterr().out
-    assert "★" not in out and "no run is on the front: none that ended well has ttft_ms" in out
+    assert "★" not in out and "no run is on the Pareto front: none that succeeded has ttft_ms" in out
 
 
 def test_the_front_holds_what_no_other_beats() -> None:

@@ -73,7 +73,7 @@ def test_the_result_of_a_stage_that_is_disabled_now_goes_with_what_it_depends_on
 
 @dataclass(frozen=True, kw_only=True)
 class Demanding(StageConfig):
-    """A stage that is off and needs a key nobody gave."""
+    """A stage that is off and needs a key that was not given."""
 
     needed: str
 

@@ -63,7 +63,7 @@ GONE = SchedulerQueue(states={})
         ("running", LATER, GONE, "failed"),
         ("running", LATER, SchedulerQueue(states={"7_0": "RUNNING"}), "running"),
         ("ok", LATER, SchedulerQueue(states={"7_0": "COMPLETING"}), "ok"),
-        # A failure of an earlier attempt does not count while the new one waits, runs, or cannot be asked about.
+        # A failure of an earlier attempt does not count while the new one waits, runs, or cannot be queried.
         ("failed", EARLIER, SchedulerQueue(states={"7_0": "PENDING"}), "queued"),
         ("failed", EARLIER, SchedulerQueue(states={}, problem="squeue could not be queried (no)"), "unknown"),
         (None, LATER, SchedulerQueue(states={"7_0": "RUNNING"}), "running"),

@@ -50,7 +50,7 @@ def test_no_capture_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_capture_whose_name_holds_an_equals_sign_is_still_a_capture(small: Path, tmp_path: Path) -> None:
     odd = small.rename(tmp_path / "batch=1.sqlite")
-    assert main(["analyze", str(odd), "-o", str(tmp_path / "out"), "--clean-tpot-ms", "0.02"]) == 0
+    assert main(["analyze", "-v", str(odd), "-o", str(tmp_path / "out"), "--clean-tpot-ms", "0.02"]) == 0
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text(encoding="utf-8"))
     assert [stage["name"] for stage in manifest["stages"]] == ["given", "nsys"]
     assert manifest["stages"][0]["metrics"]["tpot_ms"] == {

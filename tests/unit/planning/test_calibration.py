@@ -89,7 +89,7 @@ def test_the_most_requests_in_flight_are_among_those_measured(
     assert main(["plan", "--calibrate-from", str(file), "--tpot-ms", "1000"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "Up to 8 requests in flight keep the limits (the most that was measured: more may do)" in out
-    assert "median error 0.0% in tokens per second" in out
+    assert "median error 0.0 % in tokens per second" in out
     assert main(["plan", "--calibrate-from", str(tmp_path / "bench.json"), "--tpot-ms", "25"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     # 1.3 s for 50 tokens with five in flight, of which the first takes some.
@@ -103,7 +103,7 @@ def test_levels_that_scatter_are_no_calibration(tmp_path: Path, capsys: pytest.C
     scattered = [LEVELS[0], level(2, 40), level(3, 160), LEVELS[2], LEVELS[3]]
     assert main(["plan", "--calibrate-from", str(bench(tmp_path, scattered))]) == 1
     out = " ".join(capsys.readouterr().out.split())
-    assert "The error is above 10%: the levels scatter too much to plan with." in out
+    assert "The error is above 10 %: the levels scatter too much to plan with." in out
     assert "requests in flight keep" not in out
 
 

@@ -109,7 +109,7 @@ def test_a_demand_is_divided_into_replicas_that_keep_the_limits(
     more = rows_of([*asked, "--rate", "40", "--headroom", "50%"], tmp_path)
     assert int(more[0]["dp"]) == pytest.approx(1.5 * replicas[1], abs=1)
     out = capsys.readouterr().out
-    assert "40 requests per second; 50% headroom:" in " ".join(out.split())
+    assert "40 requests per second; 50 % headroom:" in " ".join(out.split())
     assert f"To start one of {more[0]['dp']} replicas on h200, with vLLM or with SGLang:" in " ".join(out.split())
 
 

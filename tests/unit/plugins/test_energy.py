@@ -166,7 +166,7 @@ def test_counter_and_trapezoids_check_each_other() -> None:
     counter_j, trapezoid_j, why = check(counter_curve(told), power_curve(told), spans)
     assert why is None and counter_j is not None
     assert trapezoid_j == pytest.approx(counter_j, rel=0.05)
-    # A meter that tells a tenth too much is found out.
+    # A meter that reads a tenth too much is detected.
     wrong = [replace(r, power_w=1.1 * (r.power_w or 0)) for r in told]
     _, too_much, _ = check(counter_curve(wrong), power_curve(wrong), spans)
     assert too_much == pytest.approx(1.1 * (trapezoid_j or 0))
@@ -338,7 +338,7 @@ class AmdSmiException(Exception):
 
 
 def amdsmi(**answers: Any) -> Any:
-    """What amdsmi 7.0 returns on an MI300X: a count in steps of so many microjoules, and what is not known as N/A."""
+    """What amdsmi 7.0 returns on an MI300X: a count in steps of many microjoules, and what is not known as N/A."""
     energy = {"energy_accumulator": 123_456_789, "counter_resolution": 15.3, "timestamp": 72_000_000_000}
     power = {"socket_power": 0, "current_socket_power": 312, "average_socket_power": "N/A", "power_limit": 750_000_000}
 

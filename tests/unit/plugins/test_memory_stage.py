@@ -324,7 +324,7 @@ def test_a_run_on_a_cpu_tells_weights_operators_and_the_module_of_the_peak(
     assert {"aten::linear", "aten::relu"} <= {o.operator for o in found.operators}
     assert [p.name for p in found.phases] == ["prefill", "decode"] * 2
     assert found.ran_out is None and len(found.resident) >= 1
-    # Its state holds no tensor: nothing tells whether it has a cache.
+    # Its state holds no tensor: it is not known whether it has a cache.
     assert found.kv_cache_bytes is None
 
 

@@ -153,7 +153,7 @@ def test_compiled_modules_are_kept_where_an_installation_has_none_and_takes_none
     def asked(environ: dict[str, str]) -> dict[str, str]:
         return bytecode_environment(environ, folder, ["large_package", "no_such_package"])
 
-    # Python will write them itself, or has been told where.
+    # Python will write them itself, or knows where.
     assert asked({}) == {}
     assert asked({**forbidden, "PYTHONPYCACHEPREFIX": "/elsewhere"}) == {}
     kept = asked(forbidden)

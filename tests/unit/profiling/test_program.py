@@ -288,7 +288,7 @@ def timeline_with_ranges(names: tuple[str, ...]) -> Timeline:
 def test_the_ranges_of_an_engine_count_as_phases(preset: str, name: str, phase: str) -> None:
     timeline = with_phases(timeline_with_ranges((name, "other")), chosen_phases(preset, {}))
     assert [timeline.names[int(code)] for code in timeline.ranges.name] == [phase, "other"]
-    assert timeline.notes == (f"1 range name(s) such as {name!r} count as {phase} (workload.phases)",)
+    assert timeline.notes == (f"counted as {phase}: 1 range name such as {name!r} (workload.phases)",)
 
 
 def test_steps_of_a_known_engine_are_phases_without_being_asked() -> None:
@@ -301,8 +301,8 @@ def test_steps_of_a_known_engine_are_phases_without_being_asked() -> None:
     )
     found = with_phases(timeline_with_ranges(names), {})
     assert [found.names[int(code)] for code in found.ranges.name] == ["prefill", "decode_step", *names[2:]]
-    assert found.notes[0] == f"1 range name(s) such as {names[0]!r} count as prefill (names of vllm)"
-    # A jitted function of any program may be called so: nobody's names alone.
+    assert found.notes[0] == f"counted as prefill: 1 range name such as {names[0]!r} (names of vllm)"
+    # A jitted function of any program may be called so: the name is not unique.
     other = timeline_with_ranges(("XlaModule:#hlo_module=jit_decode_image,program_id=3#", "forward"))
     assert with_phases(other, {}) is other
 

@@ -154,7 +154,7 @@ def test_the_rules_find_a_broken_trace() -> None:
 
 def test_operators_of_a_trace_given_to_analyze_say_their_shapes(tmp_path: Path) -> None:
     trace = DATA / "h200" / "graph_eager.trace.json.gz"
-    assert main(["analyze", str(trace), "-o", str(tmp_path / "out")]) == 0
+    assert main(["analyze", "-v", str(trace), "-o", str(tmp_path / "out")]) == 0
     found = events(tmp_path / "out")
     assert broken_rules(found) == []
     shapes = {e["args"].get("input shapes") for e in found if e["ph"] == "X" and e["cat"] == "operator"}

@@ -116,7 +116,7 @@ def test_a_capture_alone_keeps_its_own_findings_and_says_whose_times_they_are(tm
     first = view.findings[0]
     assert (first.title, first.saves) == (
         "Launch-bound decode_step: GPU idle 90 % of each decode_step",
-        "89.6 % of the steady state at stake",
+        "affects 89.6 % of the steady state",
     )
     once = [f.is_one_time for f in view.findings]
     assert True in once and once == sorted(once)
@@ -174,7 +174,7 @@ def test_a_busy_capture_without_findings_is_healthy(tmp_path: Path) -> None:
     export.call(1_000, 2_000, 1)
     export.kernel("gemm", 3_000, 903_000, 1)
     export.graph(904_000, 999_000, 1)
-    assert main(["analyze", str(export.write(tmp_path / "busy.sqlite")), "-o", str(run)]) == 0
+    assert main(["analyze", "-v", str(export.write(tmp_path / "busy.sqlite")), "-o", str(run)]) == 0
     assert look(run).headline.verdict == (
         "Healthy: GPU busy 99.9 % of prefill (0.996 ms); GEMM kernels take 90.5 % of it, the hottest is gemm "
         "(90.5 %). No idle time to speak of: only faster or fewer kernels save time."
@@ -190,7 +190,7 @@ def test_a_capture_of_graphs_alone_or_of_no_gpu_work_says_so(tmp_path: Path) -> 
     said = []
     for name, export in (("graphs", graphs), ("ranges", ranges)):
         path = export.write(tmp_path / f"{name}.sqlite")
-        assert main(["analyze", str(path), "-o", str(tmp_path / name)]) == 0
+        assert main(["analyze", "-v", str(path), "-o", str(tmp_path / name)]) == 0
         said.append(look(tmp_path / name).headline.verdict)
     assert said == [
         "Healthy: GPU busy 99.5 % of the capture (1.990 ms); graph kernels take 100.0 % of it, the hottest is "
@@ -293,7 +293,7 @@ def test_the_page_of_a_capture_has_only_the_parts_it_can_fill(tmp_path: Path) ->
         where = {"pid": 0, "tid": 7, "device": 0}
         events.append(event("kernel", name, f"{100 * i + 10}", "89", correlation=i + 1, **where))
     trace = write_trace(tmp_path / "t.json", events)
-    assert main(["analyze", str(trace), "-o", str(tmp_path / "run")]) == 0
+    assert main(["analyze", "-v", str(trace), "-o", str(tmp_path / "run")]) == 0
     assert look(tmp_path / "run").parts == ("findings", "kernels", "timeline", "modules")
     for name in ("report.md", "stakeholder_summary.md", "report.html"):
         page = (tmp_path / "run" / name).read_text(encoding="utf-8")
@@ -303,7 +303,7 @@ def test_the_page_of_a_capture_has_only_the_parts_it_can_fill(tmp_path: Path) ->
 
 def test_kernels_measured_by_ncu_alone_have_a_headline_of_their_own(tmp_path: Path) -> None:
     source = Path(__file__).parents[2] / "data" / "ncu_raw.csv.xz"
-    assert main(["analyze", str(source), "-o", str(tmp_path / "run")]) == 0
+    assert main(["analyze", "-v", str(source), "-o", str(tmp_path / "run")]) == 0
     head = look(tmp_path / "run").headline
     assert head.verdict.startswith("ncu measured ")
     assert "TTFT" not in [tile.label for tile in head.tiles]
@@ -319,5 +319,5 @@ def test_what_a_capture_could_save_of_itself_decides_the_order(tmp_path: Path) -
         name = "gemm" if i % 2 else "void at::native::CatArrayBatchedCopy<float>"
         events.append(event("kernel", name, f"{at + 10}", "100", pid=0, tid=7, device=0, correlation=i + 1))
     trace = write_trace(tmp_path / "t.json", events)
-    assert main(["analyze", str(trace), "-o", str(tmp_path / "run")]) == 0
+    assert main(["analyze", "-v", str(trace), "-o", str(tmp_path / "run")]) == 0
     assert [f.rule for f in look(tmp_path / "run").findings] == ["not_recorded"]

@@ -166,7 +166,7 @@ def test_a_request_of_which_one_phase_is_unknown_has_no_shares(tmp_path: Path) -
 
 def test_a_server_under_load_is_told_by_throughput_latency_and_kept_limits(tmp_path: Path) -> None:
     def number(value: float, unit: str) -> Metric:
-        return Metric(value=value, unit=unit, how="16 at once, 40 requests", source="bench/bench.json")
+        return Metric(value=value, unit=unit, how="concurrency 16, 40 requests", source="bench/bench.json")
 
     metrics = {
         "serve_output_tokens_per_s": number(4008.5, "tokens/s"),
@@ -177,7 +177,7 @@ def test_a_server_under_load_is_told_by_throughput_latency_and_kept_limits(tmp_p
     write_run(tmp_path, stage("bench", tmp_path, metrics=metrics))
     view = view_of(tmp_path)
     assert view.headline.verdict == (
-        "4,008.5 output tokens per second with 16 at once, 40 requests: TTFT 43.23 ms in the median; 75.0 % of the "
+        "4,008.5 output tokens per second with concurrency 16, 40 requests: median TTFT 43.23 ms; 75.0 % of the "
         "requests kept to every limit."
     )
     late = {**metrics, "serve_client_late_ms": number(9.6, "ms")}
@@ -395,7 +395,7 @@ def test_a_finding_says_what_a_million_tokens_cost_and_use(tmp_path: Path) -> No
         joules=Known(value=2.5e6, unit="J", how="measured", source="y"),
     )
     (first, *_) = findings_view(diagnose(found), found, million=million)
-    # 88 of 150 ms of a request are at stake.
+    # 88 of 150 ms of a request could be saved.
     assert first.per_million == "per million tokens: up to 5.87 of 10.0 in cost, 2.5 MJ used"
     assert findings_view(diagnose(found), found)[0].per_million == ""
     only = MillionTokens(joules=million.joules)
@@ -414,7 +414,7 @@ def test_a_page_of_ncu_alone_opens_with_what_ncu_measured(tmp_path: Path) -> Non
     view = view_of(tmp_path)
     assert view.headline.verdict == (
         "ncu measured 3 launches of 2 kernels, 8.00 µs in all: 75.0 % is memory-bound, 25.0 % is latency-bound. "
-        "Most of it in gemm (75.0 %), at 80.0 % of its nearer roof. There is no timeline: how often they "
+        "Most of it in gemm (75.0 %), at 80.0 % of its nearer peak. There is no timeline: how often they "
         "run is not known."
     )
     split = view.headline.split

@@ -447,7 +447,7 @@ def test_a_server_gets_its_own_variables_and_no_secret() -> None:
         (["server.url=http://a", "load.rates=1"], "load.rates: unknown key (got '1'), nearest known key: load.rate"),
         (["server=vlm"], "server: no such choice (got 'vlm')"),
         (["server.url=http://a", "dataset=omnidocbench"], "dataset: pages are not sent to servers"),
-        (["server.url=http://a", "capture.tool=nsys"], "capture.tool: nsys cannot look into a server it did not start"),
+        (["server.url=http://a", "capture.tool=nsys"], "capture.tool: nsys cannot capture a server it did not start"),
         (["--sweep"], "--sweep: no argument of this command"),
     ],
 )
@@ -466,7 +466,7 @@ def test_a_rate_that_is_no_number_is_told_once_and_not_as_a_list_too_short(tmp_p
     )
     with pytest.raises(ConfigError) as raised:
         read_config(["server.url=http://a", "load.rate=[]"], user_dir=tmp_path)
-    assert raised.value.problems == ("load.rate: not allowed (got []), allowed: at least 1 element(s)",)
+    assert raised.value.problems == ("load.rate: not allowed (got []), allowed: at least 1 element",)
 
 
 def test_made_up_text_is_plain_words() -> None:

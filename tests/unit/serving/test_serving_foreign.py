@@ -145,7 +145,7 @@ def test_appended_results_and_several_files_are_a_sweep(tmp_path: Path) -> None:
 def test_analyze_prints_them_and_writes_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [_write(tmp_path / f"{rate}.json", {**VLLM, "request_rate": rate}) for rate in (1.0, 2.0)]
     out = tmp_path / "run"
-    assert main(["analyze", *map(str, files), "-o", str(out)]) == 0
+    assert main(["analyze", "-v", *map(str, files), "-o", str(out)]) == 0
     said = capsys.readouterr().out
     assert "Measured by vllm bench serve: tiny." in said
     assert "TTFT" in said and "19.00" in said

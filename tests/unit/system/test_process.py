@@ -95,7 +95,7 @@ def test_what_a_finished_command_left_running_is_ended_and_counted(tmp_path: Pat
 def test_of_what_is_left_running_only_an_agent_of_nsys_may_end_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, seconds: str, leftovers: int
 ) -> None:
-    """If we were killed while we wait for another one, nobody would end it."""
+    """If we were killed while we wait for another one, it would not be ended."""
     monkeypatch.setattr(process, "SETTLE_S", 40.0)
     shutil.copy(shutil.which("sleep") or "", tmp_path / name)
     code = "import subprocess, sys; subprocess.Popen(sys.argv[1:])"

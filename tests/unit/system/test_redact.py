@@ -136,7 +136,7 @@ def test_known_values_are_taken_out_of_data_wherever_they_stand() -> None:
 @pytest.mark.parametrize("value", ["pa\"ss'w<o>rd&1", "Zürich-geheim ß99", "back\\slash\\n99"])
 def test_a_known_value_is_found_as_programs_write_it(value: str, written: Callable[[str], str]) -> None:
     clean = Redactor.of({"DB_PASSWORD": value}).without_known(written(value))
-    # Of base64 the last group stays, which is as much as two letters tell.
+    # Of base64 the last group stays, which reveals as much as two letters.
     assert REDACTED in clean and len(clean.replace(REDACTED, "")) <= len("{'password': '', 'user': 'x'}")
 
 
@@ -265,7 +265,7 @@ def test_base64_is_found_wherever_it_begins_and_in_both_alphabets() -> None:
         for coded in (base64.b64encode(text).decode(), base64.urlsafe_b64encode(text).decode()):
             clean = redactor.text(coded)
             assert REDACTED in clean
-            # Of both ends as much as two letters tell.
+            # Of both ends as much as two letters reveal.
             assert len(clean) - len(REDACTED) <= len(coded) - 16
 
 

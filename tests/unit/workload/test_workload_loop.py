@@ -14,7 +14,7 @@ from tests.support.workload_fakes import TOKENS
 
 
 class StepClock:
-    """Every look at it is one millisecond later than the last; it writes down who looked."""
+    """Every reading is one millisecond later than the last; it records the reader."""
 
     def __init__(self, seen: list[str]) -> None:
         self._ms = 0

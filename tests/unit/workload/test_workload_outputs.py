@@ -169,7 +169,7 @@ def test_a_page_gets_boxes_cutouts_markdown_info_and_a_thumbnail(tmp_path: Path)
     assert (folder / "page.md").read_text() == "Hello<|end|>\n"
     gallery = (tmp_path / "viz/predictions.md").read_text()
     assert f"![page]({name}/thumbnail.jpg)" in gallery
-    assert "1 more sample(s) are not shown (max_images is 1)." in gallery
+    assert "Not shown: 1 sample (max_images is 1)." in gallery
     assert not (tmp_path / "viz/two").exists()
 
 

@@ -120,7 +120,7 @@ def test_one_bad_sample_is_recorded_and_skipped(tmp_path: Path) -> None:
 
 def test_too_many_bad_samples_fail_the_run_after_writing_what_was_measured(tmp_path: Path) -> None:
     dataset = prompts(tmp_path / "p.txt", ["1", "bad one", "2", "bad two"], max_bad_fraction=0.3)
-    with pytest.raises(ProfilingError, match=r"2 of 4 samples are bad \(50.0%\), more than dataset.max_bad_fraction"):
+    with pytest.raises(ProfilingError, match=r"2 of 4 samples are bad \(50.0 %\), more than dataset.max_bad_fraction"):
         run_inference(FakeConfig(dataset=dataset).build(tmp_path), tmp_path / "out", warmup_rounds=0, output=None)
     metrics, lines = read(tmp_path / "out")
     assert (metrics["status"], len(lines)) == ("failed", 2)
@@ -211,7 +211,7 @@ def test_a_killed_run_keeps_every_finished_sample_and_a_readable_metrics_file(tm
     assert child.wait(timeout=10) == -signal.SIGKILL
     metrics, lines = read(tmp_path / "out")
     told = finished + rest.count("token(s) in")
-    # The sample that was running when the end came may have been written and not yet told.
+    # The sample that was running when the end came may have been written and not yet reported.
     assert told <= len(lines) <= told + 1
     assert metrics["status"] == "running"
     assert 0 < metrics["clean"]["metrics"]["ttft_ms"]["n"] <= len(lines)

@@ -3,5 +3,5 @@
 `names` shortens and classifies, `copies` says what a kernel that only moves data does, `gemm_names` in which precision
 a GEMM runs and on which units, `match` joins nsys's and ncu's names, `operator_work` is what an operator has to compute
 and to move, `ncu_records` holds counters and their units, `ncu_figures` derives figures from counters, `ncu` puts
-figures, roof and explanation into one row per kernel.
+figures, percentage of peak and explanation into one row per kernel.
 """

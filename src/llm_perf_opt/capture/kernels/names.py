@@ -36,7 +36,7 @@ _RANDOM_FILL = re.compile(r"distribution_\w*kernel<.*\b(normal|uniform)_")
 _LAYOUT = re.compile(r"nchw_?to_?nhwc|nhwc_?to_?nchw", re.IGNORECASE)
 MAX_LENGTH = 80
 TAIL_LENGTH = 20
-# How many words may tell kernels of one short name apart.
+# How many words may distinguish kernels with the same short name.
 MOST_WORDS = 3
 # A longer word is itself made of words: a generated name, or a mangled one with numbers among its arguments.
 LONG_WORD = 32

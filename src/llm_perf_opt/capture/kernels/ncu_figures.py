@@ -1,7 +1,7 @@
 """Work, traffic and peaks of one profiled launch, from the metrics of any ncu version.
 
 Operations are those executed, padding included; an FMA counts two. The peaks are the device's dense peaks at the clocks
-the launch ran at, as ncu reports them, so a percentage of a roof needs no datasheet.
+the launch ran at, as ncu reports them, so a percentage of peak needs no datasheet.
 """
 
 import re

@@ -208,7 +208,7 @@ def _attention(
 def _convolution(
     stride: int, padding: int, dilation: int, *, transposed: int | None = None
 ) -> Callable[[_Inputs], OperatorWork]:
-    """Input 0 with the weights of input 1; the numbers say where the other arguments stand."""
+    """Input 0 with the weights of input 1; the numbers are the positions of the other arguments."""
 
     def work(inputs: _Inputs) -> OperatorWork:
         image, weight = inputs.shape(0), inputs.shape(1)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     # Every command that reads a capture would pay for the whole configuration otherwise.
     from llm_perf_opt.config.schema import HardwareSection
 
-# A rank is a straggler if the others wait so many times longer for it than for all others, and for such a share of
+# A rank is a straggler if the others wait this many times longer for it than for all others, and for such a share of
 # their time.
 STRAGGLER_FACTOR = 2.0
 STRAGGLER_SHARE = 0.01

@@ -39,7 +39,7 @@ ITEM_BYTES = {
 _TORCH_TYPES = {"signed char": "Char", "unsigned char": "Byte", "long int": "Long"}
 # Ranks leave a collective within a few copies of each other; what lies further apart is another one.
 END_SHARE, END_NS = 0.05, 20_000
-# A message that takes so many times as long as most of its size is an outlier. Where sizes are not known, messages of
+# A message that takes this many times as long as most of its size is an outlier. Where sizes are not known, messages of
 # one kind may differ by more, so only what is long for any of them counts, and only against the long ones.
 OUTLIER_FACTOR, OUTLIER_NS, OUTLIER_OF_ANY_SIZE_NS = 10.0, 1_000_000, 100_000_000
 ENOUGH_CALLS, LONG_ONES = 4, 75

@@ -60,7 +60,7 @@ def _look(timelines: Sequence[Timeline]) -> Understood:
 
 
 def _named(source: str) -> int | None:
-    """The rank a file name says in so many words; a bare number may be that of a repetition."""
+    """The rank that a file name states explicitly; a bare number may be that of a repetition."""
     matches = _RANK.findall(PurePath(source).name)
     return int(matches[-1]) if matches else None
 

@@ -31,6 +31,7 @@ from llm_perf_opt.capture.timeline import (
     Timeline,
     no_activities,
 )
+from llm_perf_opt.core.units import count_of
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.system.arrays import keep_freed_memory
 
@@ -179,9 +180,9 @@ def _build(path: Path, found: _Collected) -> TorchTrace:
     asked: Codes[_Asked] = Codes()
     tables = [_activities(rows, asked) for rows in (kernels, copies)]
     calls = _calls(found.names["torch_to_npu"], list(asked), waits, threads)
-    notes = [f"{n} device task(s) of type {kind!r} are left out" for kind, n in sorted(left_out.items())]
+    notes = [f"left out: {count_of(n, 'device task')} of type {kind!r}" for kind, n in sorted(left_out.items())]
     if found.without_time:
-        notes.append(f"{found.without_time} event(s) have no usable start or duration and are left out")
+        notes.append(f"left out: {count_of(found.without_time, 'event')} without a usable start or duration")
     if not waits.name:
         notes.append("no call that waits for the device was recorded; record with profiler_level Level1 to see them")
     timeline = Timeline(
@@ -248,7 +249,7 @@ def _copy_kind(kind: str) -> str:
 
 
 def _told_apart(operators: _Rows, names: Sequence[str]) -> tuple[_Rows, _Rows]:
-    """Operators, and the ranges among them: where both are of one category, only names tell."""
+    """Operators, and the ranges among them: where both are of one category, only names distinguish them."""
     marked = {code for code, name in enumerate(names) if name.startswith(MARKED_BY_TORCH)}
     parts = (_Rows(), _Rows())
     for start_ns, end_ns, code, thread in zip(

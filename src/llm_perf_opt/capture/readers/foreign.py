@@ -10,7 +10,7 @@ GZIP = b"\x1f\x8b"
 SQLITE = b"SQLite format 3"
 # An ncu report, whatever its name ends with: before 2020 it was .nsight-cuprof-report.
 NCU_REPORT = b"NVR\x00"
-# Where a tool's own marks stand; further on they may be somebody's range name.
+# Where a tool writes its own marks; further on they may be the name of a user's range.
 BEGINNING = 4096
 ALLOWED = "allowed: .nsys-rep, .sqlite, .db of rocprofv3, .json, .json.gz, .ncu-rep, .csv, .pickle"
 MAKE_PAGE = "make a page with `ncu --import R.ncu-rep --page raw --csv`"

@@ -34,7 +34,7 @@ _TIME_AS_TEXT = re.compile(r'"ts"\s*:\s*"-?\d')
 HEAD_BYTES = 1 << 16
 # How SGLang calls the merge of its ranks' traces.
 MERGED = "merged-"
-# Results of `vllm bench serve` and of aiperf; told here, so that reading a trace loads nothing about servers.
+# Results of `vllm bench serve` and of aiperf; named here, so that reading a trace loads nothing about servers.
 _LOAD_RESULTS = re.compile(r'"request_throughput"\s*:\s*-?[\d.]|"(request_throughput|request_latency)"\s*:\s*\{\s*"')
 _BY_ENDING = {".nsys-rep": NSYS, ".qdrep": NSYS, ".sqlite": NSYS, ".ncu-rep": NCU, ".csv.gz": NCU, ".csv.xz": NCU}
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)

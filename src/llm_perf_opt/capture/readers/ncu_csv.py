@@ -365,7 +365,7 @@ def _launch(
 
 
 def require_known_units(metrics: Mapping[str, NcuValue], source: str) -> None:
-    """Refuse a page whose times, bytes, rates or shares are in a unit nobody here can convert."""
+    """Refuse a page whose times, bytes, rates or shares are in a unit without a conversion."""
     for name, value in metrics.items():
         if value.value is None or not value.unit:
             continue

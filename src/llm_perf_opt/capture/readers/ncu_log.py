@@ -78,7 +78,7 @@ _FAILURES = (
 
 @dataclass(frozen=True, kw_only=True)
 class NcuLog:
-    """What came of a run. `problem` and `remedy` are set unless the outcome is ok."""
+    """The result of a run. `problem` and `remedy` are set unless the outcome is ok."""
 
     outcome: Outcome
     problem: str | None = None

@@ -8,6 +8,7 @@ import numpy as np
 from llm_perf_opt.capture.intervals import Flags, Ints
 from llm_perf_opt.capture.readers.nsys_database import LATEST_NS, NsysDatabase, broken
 from llm_perf_opt.capture.timeline import Codes, distinct, grouped
+from llm_perf_opt.core.units import count_of
 
 # Ids below this are looked up in a plain table.
 DENSE_IDS = 1 << 20
@@ -22,8 +23,8 @@ class LeftOut:
 
     def notes(self, table: str) -> list[str]:
         """What to say about them."""
-        why = (("have no start or no end", self.missing), ("end before they start", self.backwards))
-        return [f"{count} row(s) of {table} {words} and are left out" for words, count in why if count]
+        why = (("without a start or an end", self.missing), ("with an end before the start", self.backwards))
+        return [f"left out: {count_of(count, 'row')} of {table} {words}" for words, count in why if count]
 
 
 def read_events(

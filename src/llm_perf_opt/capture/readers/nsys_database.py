@@ -43,7 +43,7 @@ class NsysDatabase:
     def __init__(self, path: Path, connection: sqlite3.Connection, file: FileIO) -> None:
         self.path = path
         self._connection = connection
-        # Held until it is closed: nobody may write while pages are read.
+        # Held until it is closed: no process may write while pages are read.
         self.query("BEGIN")
         rows = self.query("SELECT name, rootpage FROM sqlite_master WHERE type = 'table'")
         self._roots = {str(name): int(root) for name, root in rows}
@@ -129,7 +129,7 @@ class NsysDatabase:
         return None
 
     def _places(self, table: str, columns: Sequence[str]) -> list[int] | None:
-        """The places of columns in a row, or None where one may be kept elsewhere or as something else."""
+        """The positions of columns within a row, or None where one may be kept elsewhere or as something else."""
         rows = self.query(f"PRAGMA table_xinfo({quoted(table)})")
         plain = {str(name): int(n) for n, name, kind, _, _, key, _ in rows if "INT" in str(kind).upper() and not key}
         if any(hidden for *_, hidden in rows) or not set(columns) <= plain.keys():

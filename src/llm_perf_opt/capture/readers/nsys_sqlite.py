@@ -51,6 +51,7 @@ from llm_perf_opt.capture.timeline import (
     no_calls,
     no_host_events,
 )
+from llm_perf_opt.core.units import count_of
 
 # Schemas seen in exports of nsys 2022.4 to 2025.x.
 KNOWN_MAJOR = (2, 3)
@@ -70,7 +71,7 @@ def read_version(db: NsysDatabase) -> tuple[str | None, str | None]:
 
 
 def schema_note(schema: str | None) -> list[str]:
-    """What to say about a schema nobody has tried."""
+    """The note on a schema version that has not been tested."""
     if schema is None:
         return ["the export does not name its schema version; it was read by its table and column names"]
     try:
@@ -206,7 +207,7 @@ DIAGNOSTIC_ERROR, DIAGNOSTICS_QUOTED, DIAGNOSTIC_LENGTH = 3, 3, 200
 PUSH_POP, START_END = 59, 60
 # `--trace=python-gil` of nsys 2023.4 writes these NVTX ranges, in a domain `GIL Trace`: no ranges of the program.
 GIL_WAIT, GIL_HELD = "Waiting for GIL", "Holding GIL"
-# How a kernel was launched; nobody looks at it in a capture of more kernels than this, and reading it takes time.
+# How a kernel was launched; not used in a capture of more kernels than this, because reading it takes time.
 SHAPE_COLUMNS = (
     *("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
     *("registersPerThread", "staticSharedMemory", "dynamicSharedMemory"),
@@ -220,7 +221,7 @@ WORK_COLUMNS = {
     "device": "deviceId",
     "stream": "streamId",
 }
-# And what tells one piece of work from another, by table.
+# And the columns that identify a piece of work, by table.
 NAME_COLUMNS = {
     KERNELS: {"name": "demangledName"},
     COPIES: {"name": "copyKind", "source": "srcKind", "target": "dstKind", "bytes": "bytes"},
@@ -574,9 +575,9 @@ def _ranges(db: NsysDatabase, names: Names, threads: Ints, notes: list[str]) -> 
             kept &= ~flags
     dropped = len(start) - int(kept.sum()) - open_
     if open_:
-        notes.append(f"{open_} range(s) had not ended when the capture stopped and are left out")
+        notes.append(f"left out: {count_of(open_, 'range')} still open when the capture stopped")
     if dropped:
-        notes.append(f"{dropped} row(s) of {NVTX} end before they start and are left out")
+        notes.append(f"left out: {count_of(dropped, 'row')} of {NVTX} with an end before the start")
     start, end, tids = start[kept], end[kept], found["tid"][0][kept]
     check_times(db, NVTX, start, end)
     known = {int(t): i for i, t in enumerate(threads)}

@@ -26,7 +26,7 @@ _NS = {"ns": 1.0, "nsec": 1.0, "us": 1e3, "usec": 1e3, "µs": 1e3, "ms": 1e6, "m
 _TIMED = re.compile(r"(?P<what>.+?) ?\((?P<unit>ns|nsec|us|usec|µs|ms|msec|s|sec)\)")
 # Names of columns before 2021.3, and what they are called since.
 _RENAMED = {"Average": "Avg", "Minimum": "Min", "Maximum": "Max", "Median": "Med", "Time(%)": "Time (%)"}
-# What tells the reports apart: columns, and what the report is called.
+# What identifies each report: its columns and its name.
 _REPORTS = (
     ({"Num Calls"}, "a summary of host calls (cuda_api_sum or osrt_sum)"),
     ({"Source", "Instances"}, "a summary of MPI calls (mpi_event_sum)"),

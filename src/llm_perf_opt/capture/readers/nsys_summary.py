@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from llm_perf_opt.capture.kernels.names import classify_kernel, short_kernel_name
 from llm_perf_opt.capture.readers.nsys_stats import SummaryRow
 from llm_perf_opt.capture.rows import KernelRow, ranked
+from llm_perf_opt.core.units import count_of
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.system.arrays import load_numpy
 from llm_perf_opt.system.terminal import printable
@@ -150,7 +151,7 @@ def summarize_kernels(path: Path) -> tuple[tuple[KernelRow, ...], tuple[str, ...
 
         columns = joined([part(rows) for rows in read_events(db, KERNELS, COLUMNS_READ, left_out)])
         count = left_out.missing + left_out.backwards
-        notes = (f"{count} row(s) of {KERNELS} have no usable start and end and are left out",) if count else ()
+        notes = (f"left out: {count_of(count, 'row')} of {KERNELS} without a usable start and end",) if count else ()
         if not columns:
             return (), notes
         codes = names.strings(*ids.in_order(columns.pop("name")))

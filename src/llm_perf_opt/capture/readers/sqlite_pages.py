@@ -41,7 +41,7 @@ FIRST_TEXT = 12
 # Of a cell: sizes and ids of up to nine bytes, and a header of less than 128.
 CELL_HEAD_BYTES = 160
 
-# Two threads share a table of more than so many blocks: what they do is numpy's, which lets go of the interpreter.
+# Two threads share a table of more than this many blocks: their work is in numpy, which releases the GIL.
 MANY_BLOCKS = 4
 WORKERS = 2
 # Not on every system. Without it threads would share one place in the file.
@@ -103,7 +103,7 @@ class _Kind:
 
 
 class PageReader:
-    """Reads tables of a database file that nobody writes to meanwhile."""
+    """Reads tables of a database file that no process writes to meanwhile."""
 
     def __init__(self, file: RawIOBase) -> None:
         """Raises NotPlain where changes may lie in a file alongside it."""
@@ -219,7 +219,7 @@ class PageReader:
         if int(pages.min()) < FIRST_PAGE or int(pages.max()) > self._pages:
             raise NotPlain("a page outside of the file")
         block = self._block.data[WORD:]
-        # Pages in a row are read at once.
+        # Consecutive pages are read together.
         for start, stop in pairwise([0, *(np.flatnonzero(np.diff(pages) != 1) + 1).tolist(), len(pages)]):
             part = block[start * self._page : stop * self._page]
             if self._read_at((int(pages[start]) - 1) * self._page, part) != len(part):

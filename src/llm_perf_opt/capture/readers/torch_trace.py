@@ -52,6 +52,7 @@ from llm_perf_opt.capture.timeline import (
     no_activities,
 )
 from llm_perf_opt.core.host import usable_cores
+from llm_perf_opt.core.units import count_of
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.system.arrays import keep_freed_memory
 
@@ -113,7 +114,7 @@ def read_torch_trace(path: Path, *, detailed: bool = False, processes: int | Non
 
 
 def _refuse_merged(path: Path, found: "_Collected") -> None:
-    """A merge of several ranks: their ids of launches are the same numbers, so nobody can tell whose a kernel is."""
+    """A merge of several ranks: they use the same launch ids, so a kernel cannot be attributed to its rank."""
     pids = {pid for pid, _ in found.threads if isinstance(pid, str)}
     ranks = {match[0] for pid in pids if (match := _RANK_LABEL.match(pid))}
     if len(ranks) > 1:
@@ -180,8 +181,8 @@ def _build(path: Path, found: _Collected, *, detailed: bool) -> TorchTrace:
     kept = _kept_share(operators["correlation"])
     if kept is not None and kept < THINNED:
         note = (
-            f"the trace holds {kept:.1%} of the operators that ran (the profiler numbers them): events were taken out "
-            "of it after the recording, and work that is missing looks like idle time"
+            f"the trace holds {100 * kept:.1f} % of the operators that ran (the profiler numbers them): events were "
+            "taken out of it after the recording, and work that is missing looks like idle time"
         )
         timeline = replace(timeline, kept_share=kept, notes=(*timeline.notes, note))
     return TorchTrace(
@@ -195,7 +196,7 @@ def _build(path: Path, found: _Collected, *, detailed: bool) -> TorchTrace:
 
 
 def _told_apart(found: _Collected, operators: dict[str, Ints]) -> tuple[dict[str, Ints], dict[str, Ints]]:
-    """Operators, and the ranges among them: before torch 1.10 both are of one category, and only names tell."""
+    """Operators, and the ranges among them: before torch 1.10 both have one category, and only names differ."""
     codes = [code for name, code in found.names.items() if name.startswith(MARKED_BY_TORCH)]
     marked = np.isin(operators["name"], codes)
     ranges = {column: values[marked] if len(values) else values for column, values in operators.items()}
@@ -208,7 +209,7 @@ def _told_apart(found: _Collected, operators: dict[str, Ints]) -> tuple[dict[str
 
 
 def _kept_share(number: Ints) -> float | None:
-    """The part of the operators that are still in the trace, by their numbers; None where there are too few to tell."""
+    """The part of the operators that are still in the trace, by number; None where there are too few to decide."""
     known = number[number >= 0]
     if len(known) < MIN_NUMBERED:
         return None
@@ -366,9 +367,9 @@ def _pauses(table: dict[str, Ints]) -> HostEvents:
 def _notes(found: _Collected) -> list[str]:
     notes = []
     if found.without_time:
-        notes.append(f"{found.without_time} event(s) have no usable start or duration and are left out")
+        notes.append(f"left out: {count_of(found.without_time, 'event')} without a usable start or duration")
     if found.backwards:
-        notes.append(f"{found.backwards} event(s) have a negative duration and are left out")
+        notes.append(f"left out: {count_of(found.backwards, 'event')} with a negative duration")
     if not found.events:
         notes.append("the trace holds no events")
     hosts = {pid for pid, _ in found.threads}

@@ -112,7 +112,7 @@ _NEEDS_INPUTS = re.compile("conv|attention|attn", re.IGNORECASE)
 class EventDecoder:
     """Complete events (`X`) of a list, distinguished from the others while decoding; these are skipped.
 
-    A phase nobody defined, or none, makes that fail; such a list is decoded again and sorted out afterwards. With
+    An undefined phase, or none, makes that fail; such a list is decoded again and sorted out afterwards. With
     `detailed`, input shapes and memory events are kept too.
     """
 

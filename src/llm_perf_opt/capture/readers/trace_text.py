@@ -216,7 +216,7 @@ class _Bounded(BufferedIOBase):
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BufferedIOBase]:
-    """The file's bytes, unpacked where it is gzip (also several members in a row)."""
+    """The file's bytes, unpacked where it is gzip (also several consecutive members)."""
     try:
         if not is_packed(path):
             with open_regular(path) as plain:

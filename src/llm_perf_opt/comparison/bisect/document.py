@@ -126,7 +126,7 @@ def bisect_document(
 
 def _points(search: BisectSearch, names: tuple[tuple[str, str], ...]) -> tuple[BisectPoint, ...]:
     found = search.means()
-    # Before the search began nothing tells one point from another.
+    # Before the search began no two points differ.
     shares = search.probabilities() if search.answer is not None and search.answer.culprits else None
     rows = []
     for number, (label, title) in enumerate(names):

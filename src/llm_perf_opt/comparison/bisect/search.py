@@ -37,16 +37,16 @@ MOST_COMPARISONS = 30
 HARMLESS, HARMLESS_OF_LIMIT = 0.005, 0.25
 # Pairs of a comparison before it may end: a spread of fewer says little.
 FEWEST_PAIRS = 4
-# Huber's constant: residuals beyond so many deviations count as this large, since disturbed pairs must not decide. On
+# Huber's constant: residuals beyond this many deviations count as this large, since disturbed pairs must not decide. On
 # two cores with a load of 4, ratios of pairs had a standard deviation of 25 % and this estimator one of 15 %.
 CLIPPED = 1.5
 # The median absolute deviation of a normal distribution by its standard deviation.
 MAD = 0.6745
 # Power of the ends' comparison at the smallest change that is called detectable.
 POWER_Z = 1.2816
-# A comparison is given up at so many times the pairs it should take; the next one may be elsewhere.
+# A comparison is given up at this many times the pairs it should take; the next one may be elsewhere.
 PATIENCE = 3.0
-# A comparison is inspected so many times on its way.
+# A comparison is inspected this many times on its way.
 BATCHES = 8
 # With a larger smallest detectable change, ends without a significant difference show nothing.
 MOST_DETECTABLE = 0.25
@@ -59,7 +59,7 @@ Outcome = Literal["regression", "no regression", "inconclusive"]
 
 @dataclass(frozen=True, kw_only=True)
 class PairsRequest:
-    """Measure so many more pairs of this point with point 0."""
+    """Measure this many more pairs of this point with point 0."""
 
     phase: Phase
     point: int
@@ -187,7 +187,7 @@ class BisectSearch:
         bound = CLIPPED * median([abs(one) for one in residuals]) / MAD
         clipped = [_between(one, bound) for one in residuals]
         inside = max(0.5, sum(abs(one) <= bound for one in residuals) / len(residuals))
-        # The standard deviation that makes the error of a mean of so many pairs right.
+        # The standard deviation that makes the error of a mean of this many pairs right.
         self._spread = math.sqrt(sum(one**2 for one in clipped) / self.freedom) / inside
         self._means = {}
         for point, values in self.values.items():
@@ -266,7 +266,7 @@ class BisectSearch:
                 change=math.expm1(mean),
                 low=math.expm1(mean - width),
                 high=math.expm1(mean + width),
-                reason=f"{len(self.values[self.last])} pairs do not settle whether the ends differ",
+                reason=f"{len(self.values[self.last])} pairs are not enough to decide whether the ends differ",
             )
         reason = "the bad end is better than the good end; to find what improved it, exchange the two" if faster else ""
         return BisectAnswer(

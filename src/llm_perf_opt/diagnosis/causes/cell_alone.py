@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.diagnosis.cause import Cause
 
 SHOWN = 4
-# Operators of frameworks, which launch kernels; so many gaps in one are what every call of it costs.
+# Operators of frameworks, which launch kernels; this many gaps in one are what every call of it costs.
 OPERATOR, RECURS = re.compile(r"^(aten|npu|torchvision|vllm|flash_attn|_C\w*)::"), 10
 # No operator takes so long to launch its kernels: what does computes on the CPU.
 COMPUTES_NS = 3_000_000

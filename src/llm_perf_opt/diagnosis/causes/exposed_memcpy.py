@@ -54,7 +54,7 @@ def _of_capture(scope: Scope, evidence: CaptureEvidence, cells: dict[str, int]) 
         place for place in evidence.copy_places if place.time_ns >= MIN_PLACE_SHARE * sum(r.total_ns for r in rows)
     ]
     is_offload = bool(places) and _OFFLOADS.search(places[0].name) is not None
-    # Copies that take longer than all kernels cannot hide behind them, and how few are needed nobody knows.
+    # Copies that take longer than all kernels cannot hide behind them, and how few are needed is not known.
     can_hide = total <= busy
     traits = (
         ("loading", is_loading),

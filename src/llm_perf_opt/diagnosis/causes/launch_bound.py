@@ -14,7 +14,7 @@ from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_IDLE_SHARE, MIN_LAUNCH_SHARE, MIN_KERNELS = 0.5, 0.5, 20
 # Synchronizations after which the queue is refilled for this part of the launch gaps are the reason of them; or so
-# many, and one for so many launches: more than the one that reads a step's result.
+# many, and one for this many launches: more than the one that reads a step's result.
 MIN_REFILL_SHARE, MIN_WAITS, MIN_WAITS_EACH = 0.5, 10, 1 / 20
 # A range with this part of the launch gaps is the place.
 MOSTLY = 0.5

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.diagnosis.cause import Cause
 
 SHOWN = 4
-# Fewer samples than these are a guess; from so many on a share is known to a few per cent.
+# Fewer samples than these are a guess; from this many on a share is known to a few per cent.
 FEW, MANY = 20, 200
 
 

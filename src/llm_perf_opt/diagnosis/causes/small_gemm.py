@@ -40,7 +40,7 @@ def judge(scope: Scope, _: Program) -> Claim | None:
 def _is_small(kernel: KernelTime, scope: Scope) -> bool:
     measured = scope.ncu.get(kernel.name)
     if measured is not None and measured.waves_per_sm is not None:
-        # One whose roofline nobody measured may well be near it.
+        # One whose roofline was not measured may be near it.
         return measured.waves_per_sm < 1.0 and measured.roof_pct is not None and measured.roof_pct < NEAR_PCT
     # Of a capture alone, short is not a proof of small.
     return scope.evidence is None and kernel.count > 0 and kernel.time_ns < SHORT_NS * kernel.count

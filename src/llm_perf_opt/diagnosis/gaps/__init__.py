@@ -6,7 +6,7 @@ allocating, talking to other ranks, or simply host work. `owners` names the Pyth
 recognises start-up by what the runtime does. `long_gaps` applies all four to the longest gaps of a capture and adds up
 the reasons. `queue` measures how far launches run ahead of the GPU, `waits` what synchronisation and memory calls cost
 and where, `traits` what the timing shows of the whole program (launches that block, allocator flushes, a shared GPU).
-`iterations` finds the steps of a loop that nobody marked, `edges` what the host does before the first GPU work and
+`iterations` finds the steps of an unmarked loop, `edges` what the host does before the first GPU work and
 after the last, `host_alone` where the time goes of a program that has none. `report` puts them together: the part
 `idle` of `analysis.json`, which the causes of `llm_perf_opt.diagnosis` judge a capture by.
 

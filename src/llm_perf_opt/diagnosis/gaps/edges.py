@@ -23,7 +23,7 @@ When = Literal["before", "after"]
 WHEN: tuple[When, ...] = ("before", "after")
 # Less than this of a capture and its edges is the way into a step and out of it.
 MIN_EDGES = 0.1
-# What is paid once lies before the first kernel in every program, and is reported only where it is more than all the
+# One-time costs lie before the first kernel in every program, and are reported only where they exceed all the
 # rest.
 MIN_SETUP = 0.5
 # Operators before fewer kernels than these say nothing of a program.
@@ -46,7 +46,7 @@ class HostPart:
 class HostEdge:
     """Time of the host before the first GPU work of a process or after its last.
 
-    `range_name` is the range that holds it and the kernel next to it, None where only operators and frames tell;
+    `range_name` is the range that holds it and the kernel next to it, None where only operators and frames name it;
     `is_whole`: that one instance holds all GPU work, and takes `range_ns`. `parts` are what takes most of the time.
     `startup_ns` of it are start-up by what the runtime does (CUDA and its libraries begin, modules are loaded), and
     `startup_cost` is most of that.
@@ -70,7 +70,7 @@ class HostEdge:
 
     @property
     def waits(self) -> bool:
-        """Whether the host itself waits there: what for may be a request that nobody sent."""
+        """Whether the host itself waits there: what for may be a request that no client sent."""
         return self.verdict in ("host_wait", "rank_wait")
 
 
@@ -84,8 +84,8 @@ def find_edges(
 ) -> tuple[HostEdge, ...]:
     """The edges of captures, where they are much of them; those of repetitions are added up.
 
-    `run_on` are ranges after which the GPU works on: of several such in a row, the host's time is hidden in all but the
-    first. `startups` are those of the captures, where they are known already.
+    `run_on` are ranges after which the GPU works on: of several consecutive ones, the host's time is hidden in all but
+    the first. `startups` are those of the captures, where they are known already.
 
     Where as much passes between the first work and the last in which the host does other things, that speaks for the
     program, and nothing is found here. Neither is it in a capture of several processes with GPU work: one of them may
@@ -198,7 +198,7 @@ def _outermost(
 ) -> HostEvents:
     """Events of some threads inside a window, cut to it, that lie in no other; without the profiler's own.
 
-    Those around a moment are left out: a frame that also launches the work says nothing of what comes before.
+    Those around a moment are left out: a frame that also launches the work does not explain the time before.
     """
     start_ns, end_ns = window
     keeps = (events.start_ns < end_ns) & (events.end_ns > start_ns) & (events.name >= 0)
@@ -220,7 +220,7 @@ def _outermost(
 
 
 def _parts(names: Sequence[str], recorded: Mapping[str, HostEvents], length_ns: int) -> tuple[HostPart, ...]:
-    """The names with most time, of ranges where these tell half of it, else of the kind that tells most."""
+    """The names with most time, of ranges where these cover half of it, else of the kind that covers most."""
     covered = {kind: union(events.start_ns, events.end_ns).total for kind, events in recorded.items()}
     kind = RANGE if covered[RANGE] >= TELLS * length_ns else max(covered, key=covered.__getitem__)
     events = recorded[kind]

@@ -16,7 +16,7 @@ OVERHEAD, KERNEL = "overhead", "kernel"
 COVERS = 0.5
 # What it leaves is another user's from this part on.
 SMALL = 0.25
-# So many calls may explain a time together.
+# At most this many calls explain a time together.
 SEVERAL = 8
 # What is longer than this many times does more than that.
 NEAR = 3
@@ -26,7 +26,7 @@ UNUSUAL, FEW, FIRST_USE_NS = 20, 5, 5_000_000
 FIRST_CALLS, UNUSUAL_FIRST = 3, 5
 # Where later calls take this part of it as well, the first ones are nothing special.
 AGAIN = 0.5
-# Frames of the interpreter itself tell less than their caller.
+# Frames of the interpreter itself are less informative than their caller.
 _BUILT_IN = "<built-in"
 FIRST_USE = Judged(verdict="compilation", cost="first_use")
 STALLS = Judged(verdict="stalls", cost="stall")
@@ -37,8 +37,8 @@ class HostActivity:
     """The work that explains a time: what it is called, what kind of thing that is, and the range around it.
 
     `cost` is the finer kind of work. `owner` are the Python functions the time was spent in, leaf first, the user's own
-    code last; where no frame tells, the operators around it, innermost first. `user_code` is the innermost function of
-    the user's own, None where none is known.
+    code last; where no frame names it, the operators around it, innermost first. `user_code` is the innermost function
+    of the user's own, None where none is known.
     """
 
     verdict: Verdict
@@ -55,7 +55,7 @@ NOTHING = HostActivity(verdict="unknown", kind=None, name=None, where=None)
 
 @dataclass(frozen=True, kw_only=True)
 class _Usual:
-    """What an operator usually takes (None: too few calls to tell), when its first calls had ended, and the longest of
+    """What an operator usually takes (None: too few calls), when its first calls had ended, and the longest of
     all later ones.
     """
 
@@ -204,7 +204,7 @@ class HostRecord:
     def _unusual(self, name: str, start: int, end: int) -> Judged | None:
         """Of an operator that took many times what it usually takes: its first calls load, compile or tune something.
 
-        A later one that takes so long stalls: whether for new shapes or for something else, its neighbours tell.
+        A later one that takes so long stalls: whether for new shapes or for something else, its neighbours show.
         """
         if name not in self._usual:
             same = np.flatnonzero(self._operators.name == self._names.index(name))
@@ -255,7 +255,7 @@ class HostRecord:
         )
 
     def _named(self, stacks: dict[str, list[tuple[str, int]]], said: str | None) -> tuple[str, str]:
-        """The name that told the verdict, or else the innermost one, by the kind that tells most."""
+        """The name that decided the verdict, or else the innermost one, by the most informative kind."""
         named = [(kind, name) for kind in (CALL, OPERATOR, FRAME, SYSTEM, RANGE) for name, _ in stacks.get(kind, [])]
         if said is not None:
             return next(pair for pair in named if pair[1] == said)

@@ -10,7 +10,7 @@ from llm_perf_opt.capture.timeline import HostEvents, Timeline, grouped
 from llm_perf_opt.diagnosis.gaps.verdict import readable
 
 SHOWN = 5
-# Frames of the interpreter itself tell less than their caller.
+# Frames of the interpreter itself are less informative than their caller.
 _BUILT_IN = "<built-in"
 
 

@@ -25,7 +25,7 @@ from llm_perf_opt.diagnosis.gaps.verdict import (
     readable,
 )
 
-# So many of the longest are inspected, and so many of the rest, which stand for all of it: each is a search.
+# This many of the longest gaps are inspected, and a sample of this many others that represents the rest.
 MAX_LOOKED_INTO, SAMPLED = 200, 100
 SHOWN = 20
 # Set-up is over where less than this part of what follows is set-up again: some is met in the middle of things. Where
@@ -35,7 +35,7 @@ LITTLE_SETUP, LEADING = 0.06, 0.1
 MOSTLY, SOME = 0.75, 0.25
 # A kernel built by a compiler is among so many that follow on the gap in which its code was loaded.
 SOON = 8
-# Compiled again: so many gaps are followed by kernels half of which followed on an earlier such gap too.
+# Compiled again: this many gaps are followed by kernels half of which followed on an earlier such gap too.
 COMPILED_AGAIN, SAME_KERNELS, LOOKED_AHEAD = 3, 0.5, 16
 # An operator that stalls once in the later part of the work uses nothing for the first time.
 EARLY = 0.5
@@ -44,7 +44,7 @@ HELD = 0.5
 # What start-up may be taken for.
 REFINED: tuple[Verdict, ...] = ("host_work", "unknown", "allocation", "stalls", "compilation")
 BEFORE_FIRST = "the time before the first kernel"
-# What set-up is that does not die out.
+# Set-up work that recurs.
 GOING_ON: tuple[Verdict, ...] = ("recompilation", "stalls")
 
 # What the host did, and when.
@@ -148,7 +148,7 @@ def find_long_gaps(
     startup: StartUp | None = None,
     shown: int = SHOWN,
 ) -> LongGaps:
-    """Look into the longest gaps of each process; `startup` is that of the timeline where it is known already.
+    """Inspect the longest gaps of each process; `startup` is that of the timeline where it is known already.
 
     Of the gaps inspected, the `shown` longest are returned.
     """
@@ -305,7 +305,7 @@ def _look_into(
         tuner = next((name for name in (before, after) if is_tuning(name)), None)
         if tuner is not None and activity.verdict in ("host_work", "unknown"):
             activity = replace(activity, verdict="compilation", cost="autotuning", kind=KERNEL, name=tuner)
-        # What is told by the kernels around a gap is true of all of it.
+        # What the kernels around a gap show is true of all of it.
         pieces = pieces if activity is told else []
         pieces.insert(0, (activity, _without_ends((since, until), [rest for _, rest in pieces])))
         if call >= 0 and long_ns > 0:
@@ -445,7 +445,7 @@ class _WaitsInside:
 
 
 def _judge_by_spread(looked: list[_Looked], around: "_Neighbours", one: IdleMap) -> list[_Looked]:
-    """The gaps with those that recur told from set-up, which dies out: compiling again, and stalls."""
+    """The gaps, with recurring ones separated from set-up: compiling again, and stalls."""
     ends = {
         verdict: _ends([each.gap for each in looked if _may_recur(each.gap.activity) == verdict], one)
         for verdict in GOING_ON

@@ -10,7 +10,7 @@ from llm_perf_opt.diagnosis.gaps.verdict import is_library, means, readable
 
 # A function that takes this part of a time owns it, in one call or in many.
 OWNS = 0.5
-# So many names of a chain are kept: the leaf, what called it, and the user's own code.
+# At most this many names of a chain are kept: the leaf, what called it, and the user's own code.
 LONGEST_CHAIN = 4
 # Deeper stacks are loops in the record.
 DEEPEST = 200

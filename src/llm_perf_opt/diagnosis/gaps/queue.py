@@ -86,7 +86,7 @@ def _launches(timeline: Timeline) -> _Launches | None:
     by_graph = known[np.isin(calls.name[compute.call[known]], graphs)] if len(graphs) else known[:0]
     all_known = len(known)
     if int(launches.sum()) < len(known):
-        # A graph is one launch of many kernels: the first of them tells when it began.
+        # A graph is one launch of many kernels: the first of them shows when it began.
         known = known[np.lexsort((compute.start_ns[known], compute.call[known]))]
         known = np.sort(known[np.concatenate(([True], np.diff(compute.call[known]) != 0))])
     step = max(1, len(known) // SAMPLE)

@@ -23,7 +23,7 @@ from llm_perf_opt.diagnosis.gaps.traits import (
 from llm_perf_opt.diagnosis.gaps.verdict import readable
 from llm_perf_opt.diagnosis.gaps.waits import HeldRow, SyncRow, WaitRow, held_rows, memory_rows, sync_rows, wait_rows
 
-# A range of so many instances, of which the typical one has no long gap, had it in single ones.
+# A range of this many instances, of which the typical one has no long gap, had it in single ones.
 FEW_INSTANCES = 3
 
 
@@ -56,7 +56,7 @@ def report_idle(
     startups: Sequence[StartUp] | None = None,
     ranges: Sequence[RangeRow] = (),
 ) -> IdleReport:
-    """Look into the idle time of captures of one program.
+    """Attribute the idle time of captures of one program.
 
     `startups` are those of the captures, where they are known already. By `ranges` gaps of single instances are
     reported from those every instance has.

@@ -3,7 +3,7 @@
 A call that does this on an idle GPU and takes many times what it takes later pays once: the first heavy `cudaFree` of a
 library (its CUDA context and handles), the loading of modules, the first launch of a kernel. The operator that holds
 such calls, in one of its first instances, is start-up as a whole; so is one in which a library times its algorithms
-(`cudnn.benchmark`). What comes again and again to the end of a capture recurs, and is not a start-up.
+(`cudnn.benchmark`). What repeats until the end of a capture is recurring work, not start-up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from llm_perf_opt.capture.intervals import Flags, Intervals, Ints, innermost, ne
 from llm_perf_opt.capture.timeline import Calls, HostEvents, Timeline, distinct, join
 from llm_perf_opt.diagnosis.gaps.verdict import HostCost, codes_of, flags_of, readable
 
-# Shorter calls start nothing up that anybody notices; one that is only asked for the first time takes this long on an
+# Shorter calls start nothing up that matters; one that is only called for the first time takes this long on an
 # H200 and an RTX 4090 where it loads a module (0.2 to 20 ms), and 1 to 20 µs later.
 LONG_CALL_NS = 200_000
 # An allocation that makes the CUDA context takes 80 to 300 ms; one of the allocator 0.1 to 1 ms.
@@ -33,11 +33,11 @@ IDLE = 0.9
 FILLS, FILLS_OUTER = 0.25, 0.5
 # A library that times its algorithms waits for each of them.
 TIMED = 2
-# Where steps are marked, a search in so many of them is one for every new shape.
+# Where steps are marked, a search in this many of them is one for every new shape.
 SEARCHED_STEPS = 3
 # What happens this often, with a share of it in every later quarter of the work, continues.
 RECURRING, QUARTERS, LEAST_SHARE = 5, 4, 0.5
-# A median is that of so many calls.
+# A median is that of this many calls.
 SAMPLE = 10_000
 SHOWN = 20
 AUTOTUNING: HostCost = "autotuning"
@@ -250,7 +250,7 @@ def _steps_of(timeline: Timeline, at: Ints) -> int | None:
 
 
 def goes_on(places: Ints, count: int, *, often: int = RECURRING) -> bool:
-    """Whether places in a row of work are many and spread over it to its end."""
+    """Whether places in a sequence of work are many and spread over it to its end."""
     places = places[places < count]
     if len(places) < often:
         return False

@@ -25,15 +25,15 @@ BLOCKING_SHARE, MIN_LAUNCHES = 0.98, 20
 LONG_KERNEL_NS = 5_000
 # A launch with so much work before it shows that the host is ahead again.
 AHEAD = 2
-# So many launches after a free are inspected for one.
+# At most this many launches after a free are inspected.
 LOOKED_AT = 64
 # The slice that another process gets of a GPU: 1.5 to 4 ms on what is sold for data centres, by default.
 SLICE_NS = (1_200_000, 6_000_000)
 # Shorter waiting is not a part of one.
 PART_NS = 100_000
-# A kernel that takes this many times its median was stopped in between; of at least so many of one name and shape.
+# A kernel that takes this many times its median was stopped in between; of at least this many of one name and shape.
 STRETCHED, MIN_KERNELS = 2.0, 3
-# Slices are all about as long, and there are at least so many of each kind: stopped kernels, and queued work that
+# Slices are all about as long, and there are at least this many of each kind: stopped kernels, and queued work that
 # waits.
 ALIKE, MIN_SLICES = 0.25, 2
 NONE: Ints = np.zeros(0, np.int64)

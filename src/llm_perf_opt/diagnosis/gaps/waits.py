@@ -19,7 +19,7 @@ _FRAMEWORK_OPERATOR = re.compile(r"^(aten|c10|prims|c10d|fsdp)::|^ProfilerStep|^
 # Of each call, this many of the longest are requested their place.
 PLACED = 50
 SHOWN = 20
-# Of the operators around a wait, so many are named.
+# Of the operators around a wait, this many are named.
 LONGEST_CHAIN = 3
 
 

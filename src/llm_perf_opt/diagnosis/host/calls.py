@@ -1,8 +1,8 @@
 """What a line of source code does, as names a pattern can know: calls, contexts, operators, with imports resolved.
 
 `from zlib import compress as pack` and `pack(data)` give `zlib.compress`; `h = hashlib.sha256()` and `h.update(data)`
-give `hashlib.sha256().update`. What a name is bound to is read from the file itself; the types that a look into the
-running program saw (`types`) go before that. Nothing is executed.
+give `hashlib.sha256().update`. What a name is bound to is read from the file itself; the types that the sampler inside
+the running program saw (`types`) go before that. Nothing is executed.
 """
 
 import ast

@@ -21,7 +21,7 @@ _PACKAGE = re.compile(
 MODEL, RELOAD = "host.startup.model", "host.work.reload"
 _LOADS = re.compile(r"(^|\.)from_pretrained$|(^|\.)load_state_dict$|/torch/serialization\.py$|/safetensors/")
 _MACHINERY = "<frozen"
-# Between a line of the user's and the function in C that it calls lie so many frames of wrappers at most.
+# Between a line of the user's and the function in C that it calls lie at most this many frames of wrappers.
 NEAR = 3
 
 Lines = Callable[[str, int], str]
@@ -31,7 +31,7 @@ Patterns = tuple[re.Pattern[str], ...]
 
 
 def no_names(file: str, function: str, line: int) -> tuple[str, ...]:
-    """Stands in where no source code can be read."""
+    """Stand-in where no source code can be read."""
     del file, function, line
     return ()
 

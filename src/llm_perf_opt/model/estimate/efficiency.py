@@ -44,7 +44,7 @@ ATTENTION = Curve(fixed_us=5.5, compute=0.75)
 NARROW_HEAD = 0.45
 # One sequence's keys are worked off one block after the other: microseconds a key, for heads 128 wide.
 PROMPT_KEY_US = 0.012
-# Activations have to be brought into a narrow format before each product: a small kernel, and the product starts later.
+# Activations have to be brought into a narrow dtype before each GEMM: a small kernel, and the GEMM starts later.
 # Taken from what fp8 products took beyond their curve here; serving engines fuse most of it (`Engine.quantise_us`).
 # Many rows also cost a pass over the activations, at this share of the bandwidth.
 QUANTISE_US = 6.0

@@ -1,7 +1,7 @@
 """What one forward takes under a way of running: each operator on its curve, and what the host or the graph adds.
 
-`eager`: transformers as it comes: norms out of many operators, the cache copied every step, the host starts everything.
-`graph`: a program in plain torch with fused projections, captured as a CUDA graph.
+`eager`: stock transformers, eager mode: norms out of many operators, the cache copied every step, every operator
+launched by the host. `graph`: a program in plain torch with fused projections, captured as a CUDA graph.
 `server`: a serving engine: norms, rotary embedding and gates fused, the cache split over the whole GPU, and the work of
 its scheduler and its HTTP front end. No such engine was measured here: its operators are the measured ones, the host's
 share was fitted to 97 published loads of vLLM 0.30 on an H100 (tests/data/published_serving.csv).

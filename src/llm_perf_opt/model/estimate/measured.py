@@ -40,7 +40,7 @@ class MeasuredPace:
         return self.levels[0].concurrency
 
     def cycle_ms(self, sequences: float) -> float:
-        """The time of a request among so many in flight, straight between the levels around it."""
+        """The time of a request at this concurrency, interpolated linearly between measured levels."""
         places = [level.concurrency for level in self.levels]
         at = min(max(1, bisect.bisect_left(places, sequences)), len(places) - 1)
         low, high = self.levels[at - 1], self.levels[at]

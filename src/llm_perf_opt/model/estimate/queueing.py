@@ -1,8 +1,8 @@
 """Requests that share one engine: what they wait for each other, and how long they take.
 
 An engine works on what is in flight in iterations: one token for every request that decodes, and the prompts of new
-requests up to a budget of tokens. Two loads are answered: so many requests in flight (closed: each one that ends is
-followed by the next), or so many that arrive per second (open: arrivals do not wait for each other).
+requests up to a budget of tokens. Two loads are answered: a constant number of requests in flight (closed: each one
+that ends is followed by the next), or so many that arrive per second (open: arrivals do not wait for each other).
 
 Little's law holds in every answer: requests in flight = requests per second · seconds of a request.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 TAIL = 0.95
-# Iterations that are still growing after so many rounds grow without end.
+# Iterations that are still growing after this many rounds are unstable.
 MOST_ROUNDS = 200
 MOST_SEQUENCES = 100_000
 
@@ -36,7 +36,7 @@ class EnginePace(Protocol):
         ...
 
     def together(self, sequences: int) -> int:
-        """Prompts that go into one iteration with so many requests in flight."""
+        """Prompts per iteration at this concurrency."""
         ...
 
     def others_prompt_ms(self, sequences: int) -> float:
@@ -44,11 +44,11 @@ class EnginePace(Protocol):
         ...
 
     def prompt_ms_each(self, together: int, sequences: int) -> float:
-        """The time of a prompt among so many in one iteration."""
+        """The time of a prompt when an iteration has this many."""
         ...
 
     def step_ms(self, sequences: int) -> float:
-        """A token for each of so many sequences."""
+        """The time of a decode step of this many sequences."""
         ...
 
 
@@ -63,7 +63,7 @@ class LoadTimes:
 
 
 def closed_load(pace: EnginePace, sequences: int, *, output: int, places: int | None) -> LoadTimes:
-    """So many requests in flight on one engine, which holds at most `places` of them."""
+    """A constant number of requests in flight on one engine with `places` slots."""
     admitted = sequences if places is None else max(1, min(sequences, places))
     step, prompt = pace.step_ms(admitted), pace.others_prompt_ms(admitted)
     alone = pace.arrival_ms + pace.own_prompt_ms
@@ -89,7 +89,7 @@ def closed_load(pace: EnginePace, sequences: int, *, output: int, places: int | 
 def open_load(
     pace: EnginePace, per_ms: float, *, output: int, places: int | None, burstiness: float = 1.0
 ) -> LoadTimes | None:
-    """So many arrivals a millisecond at one engine. None: more than it can keep up with.
+    """Arrivals per millisecond at one engine. None: more than it can keep up with.
 
     Prompts that arrive during one iteration go into the next one (gated service). An arrival waits for the rest of an
     iteration, which is a long one more often than not, and takes part in the next; benchmarks/queueing.py holds this
@@ -138,7 +138,7 @@ class _Iterations:
 
 
 def _iterations(pace: EnginePace, per_ms: float, *, output: int, places: int | None) -> _Iterations | None:
-    """Iterations at so many arrivals a millisecond. None: they grow without end, or beyond the places there are."""
+    """Iterations at this arrival rate per millisecond. None: unstable, or beyond the slots available."""
     most = places or MOST_SEQUENCES
     step = length = pace.step_ms(1)
     for _ in range(MOST_ROUNDS):

@@ -118,7 +118,7 @@ def token_ms(setting: Setting, load: Load, *, batch: int) -> float | None:
 
 
 def tokens_per_check(acceptance: float, draft: int) -> float:
-    """Tokens a verified step yields when each draft is kept with this probability: those kept in a row, and one."""
+    """Tokens per verified step when each draft is accepted with this probability: the accepted run, and one."""
     if acceptance >= 1:
         return draft + 1.0
     return float((1 - acceptance ** (draft + 1)) / (1 - acceptance))
@@ -194,7 +194,7 @@ class ReplicaPace:
         return _known(prompt_ms(self.setting, self.load)) + self.host.request_us / 1e3
 
     def others_prompt_ms(self, sequences: int) -> float:
-        """How long another request's prompt holds up this one, where so many are in flight.
+        """How long another request's prompt holds up this one, where this many are in flight.
 
         They started together, so their prompts follow each other through the stages of a pipeline, which they fill.
         """
@@ -204,7 +204,7 @@ class ReplicaPace:
         return self._prompt_ms(together, share)
 
     def prompt_ms_each(self, together: int, sequences: int) -> float:
-        """The time of a prompt among so many in one iteration, where requests arrive at random."""
+        """The time of a prompt among this many in one iteration, where requests arrive at random."""
         return self._prompt_ms(together, self._stage_share_of_arrivals(sequences))
 
     def _prompt_ms(self, together: int, stage_share: float) -> float:
@@ -213,7 +213,7 @@ class ReplicaPace:
         return each * stage_share + self.host.request_us / 1e3
 
     def step_ms(self, sequences: int) -> float:
-        """A token for each of so many sequences. A pipeline holds as many micro-batches as it has stages.
+        """A token for each of this many sequences. A pipeline holds as many micro-batches as it has stages.
 
         A micro-batch passes all stages before its next token; a stage that is longer than its share sets the pace.
         """

@@ -213,9 +213,9 @@ def read_mimo_v2(f: Fields, model_type: str) -> Decoder:
 
 
 def read_gemma4(f: Fields, model_type: str) -> Decoder:
-    """Windows and full layers with heads of another width and number; values of full layers may be made of keys.
+    """Windows and full layers with heads of another width and number; values of full layers can be derived from keys.
 
-    Experts stand alongside the dense block of a layer, which is taken for their shared one.
+    Experts run alongside the dense block of a layer, which is treated as their shared one.
     """
     for key, text in (
         ("hidden_size_per_layer_input", "inputs of each layer"),

@@ -96,7 +96,7 @@ class MlpKeys(FamilyKeys, frozen=True, kw_only=True):
 
 
 class ExpertsKeys(FamilyKeys, frozen=True, kw_only=True):
-    """Blocks of which a token takes some. `shared`: how many of their width stand in one block for every token."""
+    """Blocks of which a token takes some. `shared`: how many of their width are in one block for every token."""
 
     experts: tuple[str]
     width: tuple[str] = ("moe_intermediate_size",)

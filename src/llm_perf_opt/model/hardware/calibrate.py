@@ -117,7 +117,7 @@ def _other_tflops(device: str, dtype: str, wait: Callable[[], None]) -> dict[str
 
 
 def _square_tflops(device: str, name: str, side: int, wait: Callable[[], None]) -> float:
-    """One square product; the narrow formats go through the calls torch has for them."""
+    """One square matmul; low-precision dtypes use the calls torch has for them."""
     import torch
 
     a, b = (torch.randn(side, side, device=device) for _ in range(2))

@@ -43,7 +43,7 @@ _MAPS = ("peak_tflops", "achieved_tflops", "sources")
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """The device a run uses, as it names itself. `driver` tells calibrations apart; `memory_bytes` None: unknown."""
+    """The device a run uses, as it names itself. `driver` distinguishes calibrations; `memory_bytes` None: unknown."""
 
     name: str
     is_cpu: bool
@@ -108,7 +108,7 @@ def section_of(data: Mapping[str, Any]) -> HardwareSection:
 
 
 def check_peaks(section: HardwareSection, *, where: str) -> HardwareSection:
-    """Refuse peaks under names nobody looks up, and peaks that are not positive."""
+    """Refuse peaks under unknown names, and peaks that are not positive."""
     problems = []
     for key in ("peak_tflops", "achieved_tflops"):
         for name, value in (section.peak_tflops if key == "peak_tflops" else section.achieved_tflops).items():

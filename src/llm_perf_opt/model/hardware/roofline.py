@@ -53,7 +53,7 @@ class Bound:
 class Estimate:
     """What a run is expected to take: a middle and a band. `launch_ms` is the host's share.
 
-    `gpu_ms` is the device's busy time where the estimate tells it apart; `label`: from rates measured on this device,
+    `gpu_ms` is the device's busy time where the estimate distinguishes it; `label`: from rates measured on this device,
     or transferred from another.
     """
 
@@ -101,7 +101,7 @@ def uncounted_products(hardware: HardwareSection, dtypes: Dtypes) -> str | None:
 
 
 def _formats_used(hardware: HardwareSection, dtypes: Dtypes) -> list[tuple[str, ...]]:
-    """For each kind of product, the format it runs in: the fastest by the data sheet, which alone may be for it.
+    """For each kind of matmul, the dtype it runs in: the fastest by the data sheet, which alone may be for it.
 
     Another format's rate is never put in its place: a device that multiplies fp8 and was measured in bf16 alone has no
     measured ceiling for weights in fp8. Without a data sheet the format asked for must have been measured.
@@ -179,7 +179,7 @@ def mbu(bytes_needed: float, time_ms: float, peak_bytes_per_s: float) -> float:
 
 
 def compute_s(work: Work, dtypes: Dtypes, ceilings: Ceilings) -> float:
-    """Each kind of product at the fastest rate there is for its formats.
+    """Each kind of matmul at the fastest rate for its dtypes.
 
     Matrices of layers run in the weights' format where the device has units for it, attention in the cache's, the rest
     in the compute one.

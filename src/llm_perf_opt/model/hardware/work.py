@@ -18,7 +18,7 @@ BYTES = {
     "mxfp4": 0.5 + 1 / 32,
 }
 _LONG = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float": "fp32", "half": "fp16"}
-# Formats in which kernels in use multiply weights of a narrow format, besides the activations' own. Weights of 4 bits
+# Formats in which kernels in use multiply low-precision weights, besides the activations' own. Weights of 4 bits
 # are widened to 8 where activations are quantised as they come (llama.cpp and QServe to int8, TensorRT-LLM to fp8), so
 # no bound for them may be slower than those.
 _PRODUCTS = {
@@ -46,7 +46,7 @@ class Dtypes:
     """Formats of a run: `compute` of activations, norms, embeddings and lm_head; `weight` of the layers' matrices.
 
     `attention` is the format of the projections around attention where a checkpoint keeps them apart (gpt-oss has
-    experts in mxfp4 and the rest in bf16). `activation` is what the layers' products get alongside their weights, where
+    experts in mxfp4 and the rest in bf16). `activation` is the dtype of the other operand of the layers' matmuls, where
     the user says so; otherwise the fastest that kernels in use know.
     """
 
@@ -79,7 +79,7 @@ class Dtypes:
 
     @property
     def plain_products(self) -> tuple[str, ...]:
-        """Formats the products outside the quantised matrices can run in."""
+        """Dtypes that matmuls outside the quantised matrices can run in."""
         return (self.compute, *_SAME_OPERANDS.get(self.compute, ()))
 
     @property

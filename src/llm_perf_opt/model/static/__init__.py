@@ -1,9 +1,9 @@
 """What a model has to do, worked out before anything runs. No process, no GPU; torch only inside the operator count.
 
-Two books are kept. The closed form adds up a model's parts: `hardware.work` (dtypes, shapes, FLOPs, bytes of a piece)
-and `parts` (a model as sizes) are its terms, `forms` its formulas for a decoder layer (an image side brings its own),
-`closed_form` and `memory` the whole model. `config_json` reads a configuration field by field and `quantised` its
-number formats, `stored` the files of a checkpoint;
+FLOPs and bytes are counted in two independent ways. The closed form adds up a model's parts: `hardware.work` (dtypes,
+shapes, FLOPs, bytes of a piece) and `parts` (a model as sizes) are its terms, `forms` its formulas for a decoder layer
+(an image side brings its own), `closed_form` and `memory` the whole model. `config_json` reads a configuration field by
+field and `quantised` its number formats, `stored` the files of a checkpoint;
 the rules by family are in `model/families`, and an adapter may bring parts of its own. The other
 book is `operator_count`, which runs the model on the meta device; `double_entry` compares both and explains what
 differs.

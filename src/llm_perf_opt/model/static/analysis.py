@@ -70,7 +70,7 @@ def analyse(
 ) -> Analysis:
     """`capacity_bytes` is the device's own figure where it could be queried; else the data sheet's.
 
-    `estimator` is a way of running that is asked about; `chunk`: prompts go in pieces of so many tokens; `spread`:
+    `estimator` is the way of running in question; `chunk`: prefill in chunks of this many tokens; `spread`:
     devices that share the work of a forward; `held`: requests in flight, where memory holds more than the batch.
     """
     phases = _phases(model, shape, dtypes, mla_mode)

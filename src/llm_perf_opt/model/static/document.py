@@ -225,7 +225,7 @@ class ServingForecast:
 class StaticDocument:
     """`static.json`: the static analysis of one model at one shape on one device.
 
-    `closed_form_reason`: why there is no closed form; its figures are then null, and `counted_*` stand alone.
+    `closed_form_reason`: why there is no closed form; its figures are then null, and only `counted_*` is given.
     `what_if`: predicted times of other choices, in documents of runs.
     """
 

@@ -20,14 +20,14 @@ from llm_perf_opt.model.static.parts import (
     in_order,
 )
 
-COPIED = "keys and values are copied to all query heads before the product, as transformers does with a mask"
+COPIED = "keys and values are copied to all query heads before the matmul, as transformers does with a mask"
 SCORES = "attention is not fused: scores are written by one product and read by the next"
 ROTARY = "the rotary part of the cache is copied, not multiplied, so no matrix operator reads it"
 ROUTED = (
     "the count takes every routed row to hit its own expert (it has no data to route); "
     "the closed form expects n·(1 − (1 − k/n)^T) distinct experts"
 )
-BIASES = "biases of routed experts are added outside the products"
+BIASES = "biases of routed experts are added outside the matmuls"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def _sum_grouped(decoder: Decoder, of: Callable[[GroupedAttention], float]) -> f
 
 
 def _copied(a: GroupedAttention, step: Step, size: float) -> float:
-    """Bytes of keys and values that the product reads for the heads that share them."""
+    """Bytes of keys and values that the matmul reads for the heads that share them."""
     return step.batch * keys_seen(step, a.window) * (a.heads - a.kv_heads) * (a.head_dim + a.value_dim) * size
 
 
@@ -116,7 +116,7 @@ def _routed(decoder: Decoder, step: Step, size: float) -> tuple[float, float]:
 
 TOLERANCE = 0.01
 NOT_COMPARED = ("norm",)
-SMALL = f"less than {TOLERANCE:.0%} of the phase"
+SMALL = f"less than {100 * TOLERANCE:.0f} % of the phase"
 UNEXPLAINED = "unexplained: the closed form and the model that was built differ here; trust neither until it is found"
 Quantity = Literal["flops", "bytes"]
 
@@ -183,5 +183,5 @@ def _explain(model: Model, dtypes: Dtypes, group: str, quantity: Quantity, phase
                 return rule.text
     found, total = (tally.flops, count.total.flops) if quantity == "flops" else (tally.bytes, count.total.bytes)
     if group == "other" and found <= TOLERANCE * total:
-        return f"small products outside the named parts (rotary tables, position interpolation): {SMALL}"
+        return f"small matmuls outside the named parts (rotary tables, position interpolation): {SMALL}"
     return UNEXPLAINED

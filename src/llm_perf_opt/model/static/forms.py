@@ -48,7 +48,7 @@ def _query_heads(a: GroupedAttention) -> int:
 
 
 def attention_matrix_elements(a: Attention, hidden: int) -> int:
-    """Elements of the projections alone: what a quantised checkpoint stores in its narrow format."""
+    """Elements of the projections alone: what a quantised checkpoint stores in low precision."""
     if isinstance(a, StateMixer):
         return hidden * (a.in_width + a.out_width) + a.inner_elements
     if isinstance(a, GroupedAttention):
@@ -243,7 +243,7 @@ def _cached_core(a: LatentAttention, step: Step, dtypes: Dtypes) -> Work:
     keys = step.past + step.new
     elements = a.heads * (a.qk_dim + a.v_dim)
     up = linear(step.rows, a.kv_rank, a.heads * (a.nope_dim + a.v_dim), dtypes, writes_kv=True)
-    # The shared rotary part is stored once per head alongside what the product writes.
+    # The shared rotary part is stored once per head alongside what the matmul writes.
     rotary = step.rows * a.heads * a.rope_dim * dtypes.kv_bytes
     moved = Work(
         kv_read_bytes=step.batch * _keys_picked(a, step) * elements * dtypes.kv_bytes,
@@ -260,7 +260,7 @@ def _expanding_core(a: LatentAttention, step: Step, dtypes: Dtypes) -> Work:
     elements = a.heads * (a.qk_dim + a.v_dim)
     latent_read = rows * a.kv_rank * dtypes.compute_bytes
     moved = Work(
-        # The product's input is the cache itself, so it is counted as cache and not as an activation.
+        # The matmul's input is the cache itself, so it is counted as cache and not as an activation.
         kv_read_bytes=rows * a.latent * dtypes.kv_bytes,
         activation_bytes=(rows + step.rows) * elements * dtypes.compute_bytes - latent_read,
     )
@@ -321,7 +321,7 @@ def shared_params(moe: Moe, hidden: int) -> int:
 
 
 def matrix_elements(block: FeedForward, hidden: int) -> int:
-    """Elements of the matrices alone, router excluded: what a quantised checkpoint stores in its narrow format."""
+    """Elements of the matrices alone, router excluded: what a quantised checkpoint stores in low precision."""
     if isinstance(block, Moe):
         return block.matrices * hidden * (block.experts * block.width + block.shared_width)
     return (3 if block.is_gated else 2) * hidden * block.width

@@ -1,4 +1,4 @@
-"""A static analysis as `static_compute.md`: tables a person reads, both books side by side."""
+"""A static analysis as `static_compute.md`: tables for people, both counts side by side."""
 
 from collections.abc import Sequence
 
@@ -156,7 +156,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _double_entry(analysis: Analysis) -> str:
     if not analysis.entries:
-        return "Operators were not counted: the closed form stands alone (see the notes)."
+        return "Operators were not counted: only the closed form is shown (see the notes)."
     rows = [
         (
             e.phase,
@@ -172,7 +172,7 @@ def _double_entry(analysis: Analysis) -> str:
     header = ("phase", "group", "what", "closed form", "operator count", "ratio", "")
     found = disagreements(analysis.entries)
     if not found:
-        verdict = f"Both books agree within {TOLERANCE:.0%} everywhere."
+        verdict = f"Both counts agree within {100 * TOLERANCE:.0f} % everywhere."
     else:
         verdict = "\n".join(f"- {e.phase}, {e.group}, {e.quantity}: {e.explanation}." for e in found)
     like = (

@@ -85,7 +85,7 @@ def memory_need(
 ) -> MemoryNeed:
     """`views` are those of all sequences of the batch, as the image side gets them.
 
-    `chunk`: the prompt goes in pieces of so many tokens, all sequences together; only one is alive at a time.
+    `chunk`: the prompt goes in chunks of this many tokens, all sequences together; only one is alive at a time.
     The sum over one replica's devices: they keep keys and values by heads, what has no heads once each, and of experts
     that replicas share their part.
     """

@@ -2,7 +2,7 @@
 
 Two hooks work together: a function mode sees attention as one call before torch takes it apart (which it does
 differently on every device), a dispatch mode sees every other operator. Operators are put down to the module group that
-is running. The formulas cover every operator that multiplies matrices: plain, batched and grouped products,
+is running. The formulas cover every operator that multiplies matrices: plain, batched and grouped GEMMs,
 convolutions, all variants of scaled-dot-product attention, and the embedding lookup. Everything else only moves data
 and is counted in bytes.
 """
@@ -289,7 +289,7 @@ def _modes(ledger: _Ledger) -> tuple[Any, Any]:
 
 
 def _shape_of_grouped(func: Any, args: Any) -> Any | None:
-    """The result of a grouped product on meta, where torch refuses all formats but bfloat16; None for anything else."""
+    """The result of a grouped GEMM on meta, where torch refuses all formats but bfloat16; None for anything else."""
     if func._schema.name != "aten::_grouped_mm" or not args[0].is_meta or args[0].dim() != 2 or args[1].dim() != 3:
         return None
     return args[0].new_empty(args[0].shape[0], args[1].shape[2])

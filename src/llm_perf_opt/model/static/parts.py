@@ -54,8 +54,8 @@ class GroupedAttention:
 class LatentAttention:
     """Multi-head latent attention: keys and values are projected up from a latent of `kv_rank` + `rope_dim`.
 
-    `index_topk`: a query sees only so many keys, those an indexer scores highest, with `index_heads` queries against
-    one key of `index_dim` a token (no heads: the layer takes the choice of an earlier one).
+    `index_topk`: a query sees only this many keys, the ones an indexer scores highest, with `index_heads` queries
+    against one key of `index_dim` a token (no heads: the layer takes the choice of an earlier one).
     """
 
     heads: int
@@ -154,7 +154,7 @@ class Layer:
 class Decoder:
     """A decoder-only model; `blocks` are its distinct layers with how often each occurs.
 
-    `positions`: how many learned positions there are, 0 where they are worked out. `outer_norms` stand outside the
+    `positions`: how many learned positions there are, 0 where they are worked out. `outer_norms` are outside the
     layers; `norm_is_bare`: norms have no weights. `order`: the block of each layer, where it is known.
     """
 
@@ -199,7 +199,7 @@ class ImageSide(Protocol):
         ...
 
     def operators(self, view_batches: int) -> int:
-        """Operators an eager run starts for so many batches of views."""
+        """Operators that an eager run launches for this many batches of views."""
         ...
 
 

@@ -125,7 +125,7 @@ def parse_rules(names: Iterable[Any]) -> tuple[ModuleRule, ...]:
 
 
 def grouped_bytes(bits: int, group: int | None, *, has_zeros: bool) -> float:
-    """Integers of so many bits with a scale of 16 bits, and a zero point, for each group (None: each column)."""
+    """Integers of `bits` bits with a scale of 16 bits, and a zero point, for each group (None: each column)."""
     per_group = SCALE_BYTES + (bits / 8 if has_zeros else 0.0)
     return bits / 8 + (per_group / group if group and group > 0 else 0.0)
 

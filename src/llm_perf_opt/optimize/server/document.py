@@ -21,7 +21,7 @@ SERVER_UNITS: dict[str, str] = {
 MORE_IS_BETTER = ("goodput", "requests_per_s", "tokens_per_s")
 
 # screened: started once, so nothing is claimed of it. verified: better than the start in interleaved rounds, and its
-# answers hold. not better: measured in rounds, without a gain beyond chance. wrong: its answers are not those of the
+# answers hold. not better: measured in rounds, without a significant gain. wrong: its answers are not those of the
 # start, whatever it gained.
 ConfigurationStatus = Literal["start", "screened", "verified", "not better", "wrong", "over a limit", "failed"]
 AnswerVerdict = Literal["equal", "within rounding", "within limits", "different", "not comparable", "not checked"]

@@ -42,7 +42,7 @@ class StreamedRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadFacts:
-    """What is known of one load; None where nobody reports it.
+    """What is known of one load; None where it is not reported.
 
     `missed` is the limit the requests missed most, `gpu_busy` a share of the time.
     """

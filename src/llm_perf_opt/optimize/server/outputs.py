@@ -16,7 +16,7 @@ from llm_perf_opt.optimize.server.document import ServedCheck
 from llm_perf_opt.optimize.verdict import EPSILON, MIN_TOP1, ROUNDING
 
 # In nats: eight machine epsilons of bfloat16, as for models, times logits whose root mean square is 4, as usual for
-# trained models. HTTP does not tell the logits themselves.
+# trained models. HTTP does not give the logits themselves.
 USUAL_LOGITS = 4.0
 TOLERANCE = ROUNDING * EPSILON["bfloat16"] * USUAL_LOGITS
 WITHIN = ("equal", "within rounding", "within limits")
@@ -41,7 +41,7 @@ class ServedAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedReference:
-    """What the start answered, twice: the second time tells how much the server differs from itself."""
+    """The answers of the baseline, twice: the second shows how much the server differs from itself."""
 
     answers: tuple[ServedAnswer, ...]
     again: tuple[ServedAnswer, ...]

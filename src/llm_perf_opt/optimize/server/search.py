@@ -2,7 +2,7 @@
 
 First the start, then what promises something by itself, the cheapest first, then what a surrogate expects most of,
 combinations too: one start each, of which nothing is claimed. The best of them, the start and the best without each of
-its settings are then started interleaved, in rounds, until the verdicts are settled. Only what those rounds show is
+its settings are then started interleaved, in rounds, until the verdicts are conclusive. Only what those rounds show is
 called a gain; where they show none, the next best is verified. No start is used for both, so a start that was fast by
 chance decides nothing.
 """
@@ -41,7 +41,7 @@ from llm_perf_opt.optimize.server.surrogate import Surrogate
 WORTH = 0.01
 # What is verified must promise more than `compare` calls the same.
 LEAST_GAIN = 0.02
-# Verification is planned with as many rounds as settle a gain of a tenth; it may take up to this share of all starts.
+# Verification is planned with as many rounds as a gain of 10 % needs; it may take up to this share of all starts.
 PLANNED_ROUNDS, MOST_RESERVED = 4, 0.5
 # Tried one after the other where the rounds do not confirm the best.
 MOST_VERIFIED = 3
@@ -359,7 +359,7 @@ class ServerSearch:
         return StartRequest(configuration=self.verifications[-1].next_side(), purpose="verify")
 
     def _look(self, current: Verification, capacity: int) -> None:
-        """End the rounds where the verdict is settled, or where no whole round fits any more."""
+        """End the rounds where the verdict is conclusive, or where no whole round fits any more."""
         counts = {len(current.values.get(side, ())) for side in current.sides}
         is_whole = len(counts) == 1
         missing = len(current.sides) * (current.rounds + 1) - sum(len(v) for v in current.values.values())

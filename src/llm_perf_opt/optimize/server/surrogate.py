@@ -38,7 +38,7 @@ LEAST_LIKELY = 3.0
 class Expectation:
     """Of the logarithm of the objective, for each configuration asked: means and standard deviations.
 
-    One row for each plausible setting of the process, and its weight: few starts do not settle how far an option
+    One row for each plausible setting of the process, and its weight: few starts do not show how far an option
     reaches, and one setting alone is surer than it may be.
     """
 
@@ -119,7 +119,7 @@ class Surrogate:
         return self._kernel(self._x, self._x, scales) + noise**2 * np.eye(len(self._x))
 
     def _kernel(self, one: "Sequence[list[Array]]", other: "Sequence[list[Array]]", scales: Sequence[float]) -> "Array":
-        """Matérn 5/2: smooth, but not so smooth that a few points settle everything."""
+        """Matérn 5/2: smooth, but not so smooth that a few points decide everything."""
         squared = np.zeros((len(one), len(other)))
         for at, scale in enumerate(scales):
             first, second = np.stack([p[at] for p in one]), np.stack([p[at] for p in other])

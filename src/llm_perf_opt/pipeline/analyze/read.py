@@ -13,6 +13,7 @@ from llm_perf_opt.capture.graphs import attribute_replays, graph_reference, repl
 from llm_perf_opt.capture.ranks.identify import Kind
 from llm_perf_opt.capture.readers.kinds import NCU, NSYS, ROCPD, SNAPSHOT, SUMMARY, TORCH, is_ascend
 from llm_perf_opt.capture.rows import KernelRow
+from llm_perf_opt.core.units import count_of
 from llm_perf_opt.diagnosis.analyze import RecordedCapture, analyze_captures
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.diagnosis.evidence import Measured
@@ -202,8 +203,8 @@ def _read_torch(
         if trace.counters:
             counted = sum(row.instances for row in trace.counters)
             notes.append(
-                f"{path}: {counted} kernel(s) were recorded with hardware counters and without times of their own: the "
-                "profiler runs each of them several times to count"
+                f"{path}: {count_of(counted, 'kernel')} recorded with hardware counters and without their own times: "
+                "the profiler runs each of them several times to count"
             )
         if trace.detail is None and not ascend:
             notes.append(f"{path}: a long trace; give --detail for shapes, sizes of collectives, memory and Python")
@@ -281,7 +282,7 @@ def add_graph_replays(
     replayed = [(m.timeline, count) for m in measured if (count := replayed_kernels(m.timeline))]
     if reference is None:
         return analysis, [
-            f"{timeline.source}: {count:,} kernel(s) run in graph replays and belong to no operator; a trace of the "
+            f"{timeline.source}: {count_of(count, 'kernel')} of graph replays without an operator; a trace of the "
             "graph's capture, or of a run without graphs, given as --graphs-from says to which"
             for timeline, count in replayed
         ]

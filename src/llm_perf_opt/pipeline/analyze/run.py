@@ -53,7 +53,7 @@ def write_run(
     stages += [] if found.kind == NCU else [_timeline_stage(run_dir, found, now)]
     if found.ncu is not None:
         stages.append(_ncu_stage(run_dir, found, now))
-    # As env.json describes a GPU; what a capture does not say is said to be so.
+    # As env.json describes a GPU; what a capture does not say is reported as unknown.
     gpus = [
         {
             "index": index,
@@ -73,7 +73,7 @@ def write_run(
         overrides=overrides,
         stages=tuple(stages),
     )
-    # A page of somebody's capture is made to be shared; names in it may hold a token.
+    # A page of a user's capture is made to be shared; names in it may hold a token.
     redactor = Redactor.of(os.environ)
     redactor.folder(run_dir)
     write_manifest(run_dir, manifest, redactor)

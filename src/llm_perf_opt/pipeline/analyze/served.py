@@ -9,7 +9,7 @@ import msgspec
 
 from llm_perf_opt.core.manifest import RunManifest, write_json, write_manifest
 from llm_perf_opt.core.records import StageFile, StageRecord
-from llm_perf_opt.core.sections import SectionTable, cell_text
+from llm_perf_opt.core.sections import SectionTable, table_texts
 from llm_perf_opt.pipeline.analyze.run import require_free
 from llm_perf_opt.report.sections.load_pictures import draw_trade, with_pictures
 from llm_perf_opt.report.sections.served_load import bench_metrics, bench_sections
@@ -39,7 +39,7 @@ def analyze_results(files: Sequence[Path], output: Path | None, *, as_json: bool
 
 
 def _text(table: SectionTable) -> str:
-    rows = [[cell_text(cell) for cell in row] for row in table.rows]
+    rows = table_texts(table.rows)
     return f"{table.title}\n{terminal_table(table.columns, rows, right=number_columns(rows) if rows else [])}"
 
 
@@ -66,7 +66,7 @@ def _write_run(run_dir: Path, files: Sequence[Path], document: BenchDocument) ->
         environment={},
         stages=(stage,),
     )
-    # A page of somebody's capture is made to be shared; names in it may hold a token.
+    # A page of a user's capture is made to be shared; names in it may hold a token.
     redactor = Redactor.of(os.environ)
     redactor.folder(run_dir)
     write_manifest(run_dir, manifest, redactor)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from llm_perf_opt.core.sections import SectionTable, cell_text
+from llm_perf_opt.core.sections import SectionTable, table_texts
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.sections.slow_requests import slow_sections
 from llm_perf_opt.serving.requests.records import SLOW_FILE
@@ -32,5 +32,5 @@ def analyze_load_run(run_dir: Path, output: Path | None, *, as_json: bool) -> No
 
 
 def _text(table: SectionTable) -> str:
-    rows = [[cell_text(cell) for cell in row] for row in table.rows]
+    rows = table_texts(table.rows)
     return f"{table.title}\n{terminal_table(table.columns, rows, right=number_columns(rows) if rows else [])}"

@@ -11,7 +11,7 @@ from llm_perf_opt.capture.allocations import DeviceMemory, MemorySnapshot, Snaps
 from llm_perf_opt.capture.readers.memory_snapshot import read_memory_snapshot
 from llm_perf_opt.core.manifest import RunManifest, write_json, write_manifest
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
-from llm_perf_opt.core.sections import Picture, Section, SectionTable, cell_text
+from llm_perf_opt.core.sections import Picture, Section, SectionTable, table_texts
 from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
 from llm_perf_opt.pipeline.analyze.run import require_free
 from llm_perf_opt.report.charts import steps_svg
@@ -50,7 +50,7 @@ def _texts(document: SnapshotDocument, top: int) -> Iterator[str]:
             section = device_section(device, rows=top)
             yield "\n".join(printable(line) for line in (section.title, *section.paragraphs))
             for table in section.tables:
-                rows = [[printable(cell_text(cell)) for cell in row] for row in table.rows]
+                rows = [[printable(text) for text in row] for row in table_texts(table.rows)]
                 yield f"{table.title}\n{terminal_table(table.columns, rows, right=number_columns(rows))}"
         if not snapshot.devices:
             yield "The snapshot holds no memory and no events."
@@ -159,7 +159,7 @@ def _write_run(run_dir: Path, files: Sequence[Path], document: SnapshotDocument)
         environment={},
         stages=(stage,),
     )
-    # As of every page that is made to be shared: frames and paths in a snapshot may hold a token.
+    # As on every page that is made to be shared: frames and paths in a snapshot may hold a token.
     redactor = Redactor.of(os.environ)
     redactor.folder(run_dir)
     write_manifest(run_dir, manifest, redactor)

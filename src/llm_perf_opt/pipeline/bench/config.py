@@ -123,7 +123,7 @@ def _cross_problems(typed: Mapping[str, Any]) -> list[str]:
         problems.append("dataset: pages are not sent to servers (got 'omnidocbench'), allowed: synthetic, prompts")
     if server is not None and capture is not None and capture.tool == "nsys" and server.url is not None:
         problems.append(
-            "capture.tool: nsys cannot look into a server it did not start (got 'nsys'), allowed: engine, or a server "
+            "capture.tool: nsys cannot capture a server it did not start (got 'nsys'), allowed: engine, or a server "
             "that is started (server=vllm server.args=[…])"
         )
     if server is not None and capture is not None and capture.startup and server.url is not None:

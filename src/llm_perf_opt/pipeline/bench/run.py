@@ -274,7 +274,7 @@ def _of_address(url: str | None) -> list[str]:
 
 
 def _measure(run: BenchRun) -> None:
-    """Every level against one server, then a look inside it where that was requested."""
+    """Every level against one server, then a capture of it where that was requested."""
     config = run.config
     traces = run.root / BENCH / "engine"
     is_engine = config.capture.tool == "engine"

@@ -1,4 +1,4 @@
-"""The looks inside a server as stages of the run: nsys with its analysis, or the files of the server's own profiler."""
+"""Captures of a server as stages of the run: nsys with its analysis, or the files of the server's own profiler."""
 
 import os
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from llm_perf_opt.report.sections.idle import idle_sections
 from llm_perf_opt.system.process import allowed_environment
 from llm_perf_opt.system.redact import Redactor
 
-# The servers of conf/server whose work advice can name: a window of nsys does not always tell which one it is of.
+# The servers of conf/server whose work advice can name: a window of nsys does not always identify its server.
 ENGINES: Mapping[str, str] = {
     "vllm": "vLLM",
     "sglang": "SGLang",

@@ -1,4 +1,4 @@
-"""The requests before a load: they wake the server, and tell how many of its tokens a synthetic word has."""
+"""The requests before a load: they wake the server, and measure how many of its tokens a synthetic word has."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from llm_perf_opt.workload.dataset import TOKENS, list_samples
 
 # Where the server does not count tokens: about right for English.
 CHARACTERS_PER_TOKEN = 4.0
-NO_PROMPT_COUNT = "the server does not report how many tokens a prompt has: one word was taken for one token"
+NO_PROMPT_COUNT = "the server does not report how many tokens a prompt has: one word was counted as one token"
 NO_OUTPUT_COUNT = "the server does not report how many tokens it made: events of the stream were counted"
 
 

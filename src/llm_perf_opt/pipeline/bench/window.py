@@ -1,4 +1,4 @@
-"""A look inside a server under load: nsys with a window opened after warming up, or the server's own profiler.
+"""A capture of a server under load: nsys with a window opened after warming up, or the server's own profiler.
 
 Both are apart from what is measured. Under nsys the server is started once more, because a program nsys may record is
 slower also while nothing is recorded.

@@ -160,9 +160,9 @@ def run_pairs(
     say: Callable[[str], None],
     is_settled: Callable[[int], bool],
 ) -> None:
-    """Make runs of each side below `out_dir`, in pairs, until it is settled after one of the numbers of pairs in looks.
+    """Make runs of each side below `out_dir`, in pairs, until the result is conclusive or `looks` ends.
 
-    `is_settled` is called with the look's place in `looks`, and not after the last. A run that fails ends it, since
+    `is_settled` is called with the position in `looks`, and not after the last. A run that fails ends it, since
     nothing can be compared then.
     """
     with _checkouts(experiment, out_dir) as places:
@@ -211,7 +211,7 @@ def llm_perf(
     what: str = "a run",
     timeout_s: float = RUN_TIMEOUT_S,
 ) -> bool:
-    """Run a command of ours in its own process, its run in `folder`; whether it ended well."""
+    """Run one of our commands in its own process, its run in `folder`; whether it succeeded."""
     argv = [sys.executable, "-m", "llm_perf_opt.cli", command]
     argv += [f"artifacts.runs_dir={quote(str(folder))}", f"hydra.run.dir={quote(str(folder))}", *words]
     log = folder.with_name(f"{folder.name}.log")

@@ -20,7 +20,7 @@ from llm_perf_opt.serving.foreign import read_results
 from llm_perf_opt.serving.results import BenchDocument, LevelResult
 from llm_perf_opt.system.files import read_limited
 
-# So many requests are one repeat where nothing says how many are under way at once.
+# This many requests are one repeat where the concurrency is not known.
 BLOCK = 16
 LARGEST_BYTES = 1 << 30
 LARGEST_ERROR = 0.25

@@ -1,6 +1,6 @@
 """One run at a time on a device, among those of this machine that ask for it (`run.exclusive`).
 
-Two profilers on one GPU measure each other, and launchers that start processes on one machine start them all at once.
+Two profilers on one GPU measure each other, and launchers that start processes on one machine start them all together.
 The kernel keeps the locks, so one whose owner was killed is free at once.
 """
 

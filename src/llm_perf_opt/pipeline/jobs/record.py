@@ -90,7 +90,7 @@ def read_jobs(sweep_dir: Path) -> JobsDocument | None:
 
 
 def require_own(sweep_dir: Path, document: JobsDocument, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse to run what somebody else wrote down."""
+    """Refuse to run what another user wrote."""
     key = user_key(environ, make=False)
     if key is None or not hmac.compare_digest(_mark(key, document), document.signature):
         raise ConfigError(

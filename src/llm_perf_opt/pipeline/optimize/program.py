@@ -138,7 +138,7 @@ class ProgramWorker:
         del limits
         self.run_pass(0, until)
         if not self.bench.outputs:
-            text = "nobody said what the program's outputs are (`outputs:` of the file), so nothing was compared"
+            text = "outputs were not compared: `outputs:` of the file does not name them"
             return OutputCheck(verdict="not checked", text=text, limits="", agreement=None)
         wanted = {}
         for line in path.read_text(encoding="utf-8").splitlines():

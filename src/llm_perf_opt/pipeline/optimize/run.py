@@ -210,7 +210,7 @@ class Optimizer:
         return document
 
     def _open_start(self) -> None:
-        """The configuration as it is: its worker, its outputs, and one pass that tells what a pass costs."""
+        """The configuration as it is: its worker, its outputs, and one pass that measures the cost of a pass."""
         self.console.say(f"{START}: loading")
         left_s = self.left_s
         try:

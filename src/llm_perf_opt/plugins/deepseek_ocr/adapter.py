@@ -340,7 +340,7 @@ class DeepseekOcrAdapter:
         return group_modules(module, claimed=PARTS)
 
     def meta_prefill(self, module: Any, shape: Shape) -> Any:
-        """Experts as a GPU runs them: grouped products."""
+        """Experts as a GPU runs them: grouped GEMMs."""
         module.set_experts_mode("grouped")
         if not shape.views:
             return text_prefill(module, shape)

@@ -20,7 +20,7 @@ ExpertsMode = Literal["grouped", "loop", "batched"]
 
 
 def choose_experts_mode(device: torch.device, dtype: torch.dtype, *, is_repeated: bool = False) -> ExpertsMode:
-    """Grouped products need bfloat16 and compute capability 8; meta has no values to loop over.
+    """Grouped GEMMs need bfloat16 and compute capability 8; meta has no values to loop over.
 
     A step that is compiled or captured (`is_repeated`) cannot ask the host which experts were chosen either.
     """
@@ -127,7 +127,7 @@ class KeyValueCache:
         return self.length
 
     def positions(self, tokens: int, device: torch.device) -> Tensor:
-        """Where the tokens of a forward stand."""
+        """The positions of the tokens of a forward pass."""
         if tokens > 1 and self.length:
             raise ValueError("more than one token behind a past is not supported, decode token by token")
         return torch.arange(self.length, self.length + tokens, device=device, dtype=torch.float32)
@@ -230,7 +230,7 @@ Cache = KeyValueCache | StaticKeyValueCache
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where the tokens of a forward stand: cosine and sine of their positions, and what they may look at."""
+    """The positions of the tokens of a forward pass: cosine and sine, and what they may look at."""
 
     turn: tuple[Tensor, Tensor]
     mask: Tensor | None
@@ -439,7 +439,7 @@ class DeepseekOcr(nn.Module):
         return OcrOutput(logits=self.lm_head(self.model.norm(x[:, -logits_to_keep:])), past_key_values=cache)
 
     def static_cache(self, length: int) -> StaticKeyValueCache:
-        """An empty cache of one sequence with so many places."""
+        """An empty cache of one sequence with this many positions."""
         g = self.geometry.decoder
         size = g.hidden_size // g.num_attention_heads
         return StaticKeyValueCache(

@@ -19,11 +19,11 @@ from llm_perf_opt.plugins.energy.meters import Reading
 
 # A phase that lasts as many refreshes as this, or longer, is read off the counter.
 LONG_PHASE = 5.0
-# A fitted energy whose standard error is larger than this share of it is not told.
+# A fitted energy whose standard error is larger than this share of it is not reported.
 WORST_ERROR = 0.25
 # How old the counter may be when it is refreshed; below zero, because a refresh is seen by the next reading only.
 LAGS_S = tuple(step * 0.005 for step in range(-4, 41))
-# Counters tell millijoules at best, and readings see them a little late.
+# Counters resolve millijoules at best, and readings see them a little late.
 COUNTER_STEP_J = 0.01
 REST = "rest"
 # Time outside every phase that is less than this share of all is not worth its own power.
@@ -144,7 +144,7 @@ def _fitted(curve: EnergyCurve, phase: str, spans: Sequence[WorkloadSpan], fit: 
     lasts_ms = 1e3 * median(span.seconds for span in spans)
     short = f"it lasts {lasts_ms:.1f} ms, the meter is refreshed every {curve.period_s * 1e3:.0f} ms"
     if fit is None or phase not in fit.watts:
-        return replace(energy, reason=f"{short}: too few refreshes to tell the phases apart; more repeats help")
+        return replace(energy, reason=f"{short}: too few refreshes to separate the phases; more repeats help")
     watts, error_w = fit.watts[phase]
     joules, error_j = watts * energy.seconds, error_w * energy.seconds
     if watts <= 0 or error_w > WORST_ERROR * watts:

@@ -91,7 +91,7 @@ def phase_row(energy: PhaseEnergy, idle_w: float | None) -> PhaseRow:
 
 
 def add_rows(rows: tuple[PhaseRow, ...]) -> PhaseRow:
-    """The same phase on several devices; what one of them does not tell, their sum does not either."""
+    """The same phase on several devices; what is unknown of one is unknown of their sum."""
     first = rows[0]
     if len(rows) == 1:
         return first
@@ -114,7 +114,7 @@ def add_rows(rows: tuple[PhaseRow, ...]) -> PhaseRow:
 
 
 def with_rows(document: EnergyDocument, other: EnergyDocument, phase: str, *, said: str) -> EnergyDocument:
-    """The document with what the other one, of another run, knows of a phase; `said` tells how that was run."""
+    """The document with what the other one, of another run, knows of a phase; `said` is how that was run."""
 
     def of(rows: tuple[PhaseRow, ...], others: tuple[PhaseRow, ...]) -> tuple[PhaseRow, ...]:
         known = {row.phase: replace(row, how=f"{said}; {row.how}") for row in others if row.joules is not None}

@@ -1,6 +1,6 @@
-"""What on this machine tells energy or power, sampled alongside the workload: NVIDIA's driver, RAPL, AMD's library.
+"""The energy and power counters of this machine, sampled alongside the workload: NVIDIA's driver, RAPL, AMD's library.
 
-A meter that cannot be used says what was looked for and what is in the way, so that "nothing" always has a reason.
+A meter that cannot be used says what was searched and what is in the way, so that "nothing" always has a reason.
 """
 
 import threading
@@ -34,7 +34,7 @@ class Reading:
 
 @dataclass(kw_only=True)
 class Metered:
-    """What one device told while it was sampled. `details` are the driver's clocks, temperature and throttle reasons.
+    """Readings of one device while it was sampled. `details` are the driver's clocks, temperature and throttle reasons.
 
     `energy_how` and `power_how` say what the two numbers of a reading are; empty: the device has none.
     """
@@ -49,7 +49,7 @@ class Metered:
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where meters are looked for; tests bring their own."""
+    """Where meters are searched; tests bring their own."""
 
     powercap: Path = POWERCAP
     kfd: Path = KFD

@@ -149,7 +149,7 @@ def _throttled(device: DeviceEnergy) -> str | None:
 
 
 def power_points(readings: Sequence[Reading]) -> list[tuple[int, float]]:
-    """Power over time: as told, or from what the counter grew by between two readings."""
+    """Power over time: as reported, or from the increase of the counter between two readings."""
     told = [(r.at_ns, r.power_w) for r in readings if r.power_w is not None]
     if told:
         return told

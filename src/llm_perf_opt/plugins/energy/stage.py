@@ -96,7 +96,7 @@ class EnergyStage:
         with metering(ctx, interval_s=interval_s) as idle:
             time.sleep(max(cfg.idle_s, 2.5 * interval_s))
         if not idle:
-            raise StageSkipped(f"nothing on this machine tells energy or power: {'; '.join(looked_for(ctx))}")
+            raise StageSkipped(f"no energy or power counters on this machine: {'; '.join(looked_for(ctx))}")
         with metering(ctx, interval_s=interval_s) as metered:
             start_ns = time.monotonic_ns()
             work = run_workload(
@@ -105,7 +105,7 @@ class EnergyStage:
             end_ns = time.monotonic_ns()
         spans = with_requests(work.spans) or (WorkloadSpan(name=REQUEST, start_ns=start_ns, end_ns=end_ns),)
         document = describe(metered, idle, spans, cfg)
-        # Before anything else is run: what there is stays, whatever comes of the prompts.
+        # Before anything else is run: what was measured remains, whatever the prompts give.
         samples_file = _samples_file(ctx, work, metered, document)
         document, said = _with_prompts(document, idle, spans, cfg, ctx)
         path = ctx.out_dir / "energy.json"
@@ -188,7 +188,7 @@ def with_requests(spans: Sequence[WorkloadSpan]) -> tuple[WorkloadSpan, ...]:
     """The spans with whole requests among them, and what each generated.
 
     A program that marks no requests has one from each prefill to the last step before the next. One whose tokens are
-    not told generated those of its steps, and the first of each sequence, which comes out of prefill.
+    without one generated those of its steps, and the first of each sequence, which comes out of prefill.
     """
     prefills = sorted((s for s in spans if s.name == PREFILL), key=lambda s: s.start_ns)
     steps = sorted((s for s in spans if s.name == DECODE), key=lambda s: s.start_ns)
@@ -291,7 +291,7 @@ def check(
 ) -> tuple[float | None, float | None, str | None]:
     """Joules from the first request to the end of the last by the counter and by trapezoids, or why not both."""
     if counter is None or power is None:
-        return None, None, "the device has no counter" if counter is None else "the device tells no power"
+        return None, None, "the device has no counter" if counter is None else "the device reports no power"
     start = max(counter.at_ns[0], power.at_ns[0], min(span.start_ns for span in spans))
     end = min(counter.at_ns[-1], power.at_ns[-1], max(span.end_ns for span in spans))
     if end - start < 3 * counter.period_s * 1e9:

@@ -55,7 +55,7 @@ class RanOut:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryDocument:
-    """Times are seconds from the start of loading. `None` is what the device or the method does not tell.
+    """Times are seconds from the start of loading. `None` is what the device or the method does not report.
 
     `measured_peak_bytes` is torch's own counter on a GPU, independent of the timeline; `reserved` is what the allocator
     held, `device_used` what the whole device had in use, `resident` the resident set of the process on a CPU.

@@ -27,7 +27,7 @@ class ModuleNames:
 
     def _learn(self, kind: type) -> None:
         try:
-            # Decorators stand in files of their own, and it is the decorated lines that run.
+            # Decorators are in other files, and it is the decorated lines that run.
             forward = inspect.unwrap(kind.forward)  # type: ignore[attr-defined]
             lines, first = inspect.getsourcelines(forward)
             file = inspect.getsourcefile(forward) or ""

@@ -108,7 +108,7 @@ def chart_lines(document: MemoryDocument) -> dict[str, list[tuple[float, float]]
 
 
 def _at(points: Sequence[tuple[float, int]], moment: float) -> int:
-    """The last value told until a moment; before the first, that."""
+    """The last value reported until a moment; before the first, that."""
     index = bisect_right(points, moment, key=lambda point: point[0])
     return points[max(index - 1, 0)][1]
 

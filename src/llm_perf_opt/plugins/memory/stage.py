@@ -90,7 +90,7 @@ class MemoryStage:
         if not work.result.ok:
             raise StageFailed(_post_mortem(ctx, work, ran_out), output=self._output(ctx, work, document, ran_out))
         if document is None:
-            raise ParseError(f"{ctx.out_dir / MEMORY_JSON}: the workload ended well but did not write it")
+            raise ParseError(f"{ctx.out_dir / MEMORY_JSON}: the workload exited with 0 but did not write it")
         return self._output(ctx, work, document, ran_out)
 
     def _output(

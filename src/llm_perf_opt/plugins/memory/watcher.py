@@ -271,7 +271,7 @@ class MemoryWatcher(WorkloadWatcher):
         if history is None:
             steps = self.settings["max_decode_steps"]
             return (
-                f"tensors were recorded over one prefill and {steps} decode step(s) at most, the resident set over all",
+                f"tensors were recorded over one prefill and at most {steps} decode steps, the resident set over all",
             )
         notes = []
         if history.is_cut:

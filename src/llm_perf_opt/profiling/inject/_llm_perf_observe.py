@@ -23,7 +23,7 @@ from typing import Any
 
 VARIABLE = "LLM_PERF_OBSERVE"
 WRITE_EVERY_S = 1.0
-# Values of a place are described so many times: they rarely change their type.
+# Values of a place are described at most this many times: they rarely change their type.
 LOOKS_AT_VALUES = 2
 NAMES_OF_A_PLACE = 60
 MOST_STACKS, MOST_PLACES, MOST_MEMORY = 20_000, 2000, 600
@@ -119,7 +119,7 @@ class Collections:
 
 
 class Observer:
-    """The looks of one process and the file they go to."""
+    """The samples of one process and their file."""
 
     def __init__(self, folder: str, *, rate_hz: float, stacks: bool) -> None:
         self.folder = folder
@@ -175,7 +175,7 @@ class Observer:
                 written = time.monotonic()
 
     def look(self, weight_s: float) -> None:
-        """One look, which stands for the time since the last one: a call that keeps the GIL delays it."""
+        """One sample, which represents the time since the last one: a call that keeps the GIL delays it."""
         frames = sys._current_frames()
         if self.stop.is_set():
             # The main thread waits for this one.

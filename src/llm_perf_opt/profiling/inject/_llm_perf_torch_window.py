@@ -53,7 +53,7 @@ def every_thread() -> Any | None:
 class RecordedStretch:
     """The stretch that is recorded: from `start_after_s` for `seconds`, or `steps` phases from the first one on.
 
-    Phases may begin and end in any thread, several at once; the program continues as if nobody looked.
+    Phases may begin and end in any thread, also concurrently; the program continues as if it were not profiled.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -222,7 +222,7 @@ class RecordedStretch:
 
 
 class TorchWatcher:
-    """A finder that lets torch be imported as always and tells when it is done."""
+    """An import finder that lets torch be imported as always and reports the end."""
 
     def __init__(self, done: Callable[[], None]) -> None:
         self.done = done

@@ -25,16 +25,16 @@ from llm_perf_opt.profiling.vendor.ncu import (
 )
 from llm_perf_opt.system.process import CommandResult
 
-# A program that is to be ended after so many seconds is done when ncu has said nothing for so many more. Until its
-# first launch it may take several times as long as without ncu.
+# A program that is to be ended after this many seconds is done when ncu has printed nothing for that long again. Until
+# its first launch it may take several times as long as without ncu.
 QUIET_S = 30.0
 LOADING = 3
 # What ncu prints when it begins with a launch and while it replays it; the program writes to the same log.
 SIGN_OF_LIFE = re.compile(rb"==PROF== Profiling|\d+%\.\.\.\.")
 LONGEST_SIGN = 32
-# When ncu is asked to end, it ends the program and writes its report, seen with 43 MB within two seconds.
+# When ncu gets a signal to end, it ends the program and writes its report, seen with 43 MB within two seconds.
 REPORT_GRACE_S = 20.0
-# Files of a second look carry these in their names: by place, by name.
+# Files of a second capture have these in their names: by place, by name.
 WINDOW = "-window"
 NAMED = "-named"
 
@@ -107,7 +107,7 @@ class Capture:
 
 @dataclass(frozen=True, kw_only=True)
 class NcuCaptured:
-    """The report of a capture. `rerun` tells that the filters were dropped to get it, `ended` why it was cut short."""
+    """The report of a capture. `rerun`: the filters were dropped to get it, `ended` why it was cut short."""
 
     report: Path
     log: NcuLog
@@ -157,7 +157,7 @@ def capture(plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_
 
 
 def capture_window(plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_s: float) -> NcuCaptured | None:
-    """Profile launches in a row; None, with a word to the user, if there were none. What else goes wrong is raised."""
+    """Profile consecutive launches; None, with a message, if there were none. Other failures are raised."""
     found = _attempt(plan, work_argv, ctx, timeout_s)
     if found is None:
         ctx.say("ncu: there is no kernel at that place; the chosen ones are requested by name")
@@ -167,14 +167,14 @@ def capture_window(plan: Capture, work_argv: Sequence[str], ctx: StageContext, t
 def capture_again(
     plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_s: float, *, suffix: str
 ) -> NcuCaptured | None:
-    """A second look; None, with a word to the user, when nothing came of it: the first capture stays."""
+    """A second capture; None, with a message to the user, when it has no result: the first capture remains."""
     why = "no kernel in it"
     try:
         found = _attempt(replace(plan, name=f"{plan.name}{suffix}"), work_argv, ctx, timeout_s, suffix=suffix)
     except ToolError as error:
         found, why = None, str(error)
     if found is None:
-        ctx.say(f"ncu: the second look brought nothing ({why})")
+        ctx.say(f"ncu: the second capture has no result ({why})")
     return found
 
 

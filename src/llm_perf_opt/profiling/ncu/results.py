@@ -1,6 +1,6 @@
 """From a report to the files of the stage: CSV pages, sections, kernels, roofline plots, regions.
 
-The figures a capture of ncu puts into the manifest: its plan, what came of it, and what it cost.
+The figures a capture of ncu puts into the manifest: its plan, its result, and its cost.
 """
 
 import csv
@@ -161,7 +161,7 @@ def plan_metrics(plan: NcuPlan, selection: Selection | None) -> dict[str, Metric
 def result_metrics(
     analysis: NcuAnalysis, captured: NcuCaptured, window: NcuCaptured | None = None
 ) -> dict[str, Metric]:
-    """What came of the capture, and of the second look where there was one."""
+    """The results of the capture, and of the second one where there was one."""
     how = "ncu, rerun without filters" if captured.rerun else "ncu"
     # Kernels that cannot be distinguished on the timeline share its time.
     known = {k.nsys_names: k.nsys_time_pct for k in analysis.kernels if k.nsys_time_pct is not None}

@@ -198,7 +198,7 @@ def timeline_kernels(
 ) -> tuple[list[NsysKernel], str | None, bool | None]:
     """The kernels nsys saw, where they come from, and whether they are those of the wanted ranges only.
 
-    That is False where the timeline has no kernel in such a range, and None where nothing tells which ranges there are.
+    That is False where the timeline has no kernel in such a range, and None where the ranges are not known.
     An empty list means that the selection has to do without: nsys was off, failed, or saw no kernel.
     """
     if record is None or record.status != "ok":

@@ -2,8 +2,8 @@
 
 ncu 2025.3 was seen to name some library kernels (cuBLASLt, cuDNN) after another one while it filters, though its report
 has them right; a filter by name then misses them. Their place in the order of launches is known from the timeline: few
-launches in a row that hold the kernels that matter are profiled where there are such, else the kernels are requested by
-name. What the one way did not meet gets a second look the other way.
+consecutive launches that hold the kernels that matter are profiled where there are such, else the kernels are requested
+by name. What the one way did not find gets a second capture the other way.
 """
 
 import re
@@ -66,15 +66,16 @@ if TYPE_CHECKING:
 
 # About as many launches as a layer of a model has, so that one window can hold every kernel of a layer.
 MAX_WIDTH = 64
-# A window is looked for in the second and third step, and the workload ends there: every launch costs under ncu.
+# A window is searched in the second and third step, and the workload ends there: every launch costs under ncu.
 WINDOW_STEPS = 3
-# Captures by name mostly need a second look, which runs the program again: so many more launches are worth one run.
+# Captures by name mostly need a second capture, which runs the program again: this many more launches are worth one
+# run.
 WORTH = 2
 # A window that met less of the time it was to meet was elsewhere than on the timeline.
 LEAST_MET = 0.85
 # Replaying a graph takes a few launches more or fewer than its kernels one by one; seen: two in three steps.
 GRAPH_SLACK = 3
-# Kernels with so much of the time are looked for at their few launches too, which others then have profiled as well.
+# Kernels with this share of the time are searched at their few launches too, which others then have profiled as well.
 MIN_RARE = 0.1
 
 
@@ -150,7 +151,7 @@ MESSAGES_NOTED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What will be profiled and why. `window`: launches in a row in place of those `capture` asks for by name."""
+    """What will be profiled and why. `window`: consecutive launches in place of those `capture` asks for by name."""
 
     timeline: tuple[NsysKernel, ...]
     source: str | None
@@ -192,7 +193,7 @@ def profile(
             analysis = _analyze(launches, prepared)
     said = (*notes, *prepared.notes, prepared.plan.sentence(), *_capture_notes(cfg, captured, prepared, analysis))
     if again is not None and again.ended is not None:
-        said = (*said, f"the second look: {again.ended}")
+        said = (*said, f"the second capture: {again.ended}")
     plots = write_rooflines(analysis, launches, ctx.out_dir)
     names = tuple(plot.path.relative_to(ctx.run_dir).as_posix() for plot in plots)
     analysis = replace(analysis, capture_notes=said, plots=names)
@@ -236,7 +237,7 @@ def _second_look(
     *,
     met_window: bool,
 ) -> tuple[Capture, str] | None:
-    """How the chosen kernels that were not met are looked for the other way, and the suffix of its files."""
+    """How the chosen kernels that were not found are captured the other way, and the suffix of its files."""
     # One that was cut short would be so again.
     absent = [] if captured.rerun or captured.ended else _not_met(prepared, analysis)
     if not absent or prepared.selection is None:
@@ -244,7 +245,7 @@ def _second_look(
     if met_window:
         if sum(k.total_ns for k in absent) <= (1 - LEAST_MET) * prepared.selection.covered_ns:
             return None
-        ctx.say(f"ncu: {len(absent)} chosen kernels were not met at their place; a second look by name")
+        ctx.say(f"ncu: {len(absent)} chosen kernels not found at their position; second capture by name")
         return prepared.capture, NAMED
     if not _tells_places(cfg, ctx):
         return None
@@ -253,7 +254,7 @@ def _second_look(
     if window is None:
         return None
     ctx.say(
-        f"ncu: {len(absent)} chosen kernels were not met by name; a second look at {window.width} launches in a row"
+        f"ncu: {len(absent)} chosen kernels not found by name; second capture of {window.width} consecutive launches"
     )
     return prepared.capture.window(window.start, window.width), WINDOW
 
@@ -298,7 +299,7 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
     kernels, file, inside = timeline_kernels(ctx.earlier.get(NSYS), include)
     ungated: tuple[str, ...] = ()
     if not own and inside is False and include == DECODE_RANGES:
-        # Nobody asked for ranges, and the program has none such: to wait for one would cost a run of it.
+        # Ranges were not requested, and the program has none such: to wait for one would cost a run of it.
         ungated = (f"{file} has no kernel inside {include}: launches of the whole run are profiled",)
         include = None
     source = None if file is None else file + (f" inside {_said(include)}" if inside else ", whole run")
@@ -342,7 +343,7 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
         set_name=cli.set,
         passes=passes,
     )
-    how = () if window is None else (f"profiled are {window.width} launches in a row that hold them",)
+    how = () if window is None else (f"profiled: the {window.width} consecutive launches that hold them",)
     return Prepared(
         timeline=tuple(kernels),
         source=source,
@@ -461,7 +462,7 @@ def _selection_notes(cfg: "NcuConfig", selection: Selection | None) -> tuple[str
         return (f"kernels chosen by ncu_cli.kernel_name: {cfg.ncu_cli.kernel_name}",)
     if selection is None:
         return ("no nsys result with kernels to choose from: a limited number of launches of any kernel is profiled",)
-    share = "" if selection.share is None else f", {selection.share:.1%} of the GPU time"
+    share = "" if selection.share is None else f", {100 * selection.share:.1f} % of the GPU time"
     out = [f"{len(selection.kernels)} kernels chosen from {selection.source}{share}"]
     if selection.excluded:
         out.append(f"left out by pipeline.ncu.exclude or as initialisation: {len(selection.excluded)} kernels")

@@ -1,4 +1,4 @@
-"""Runs a workload under nsys and says in words what came of it."""
+"""Runs a workload under nsys and describes the result."""
 
 import os
 import re

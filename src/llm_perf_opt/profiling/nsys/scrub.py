@@ -1,4 +1,4 @@
-"""What nsys writes, kept apart until nobody's secrets are in it.
+"""What nsys writes, kept apart until it holds no secrets.
 
 nsys records the environment of every process it may read. So it writes into a folder that is gone when the stage ends,
 whatever ended it; only scrubbed exports and checked reports move to the run directory.
@@ -8,7 +8,7 @@ Removes recorded environments from an nsys export, and the secrets among them fr
 nsys stores not only the environment of the workload and of itself, but that of every process on the machine whose
 /proc entry it may read: a token exported in any shell of the user ends up in the report, however clean the workload's
 own environment is. In an export the environments are NUL-separated `NAME=value` strings. A report is packed, but
-values that occur once stand in it as they are: they are overwritten in place, byte for byte, so that no length changes.
+values that occur once are in it as plain text: they are overwritten in place, byte for byte, so that no length changes.
 Whether that worked has to be checked by exporting the report again.
 """
 
@@ -77,7 +77,7 @@ class Environments:
 
     @property
     def of_tools(self) -> tuple[str, ...]:
-        """The assignments by which nsys marks processes, which are no secrets and may look like ones when cut."""
+        """The assignments by which nsys marks processes, which are not secrets and may look like ones when cut."""
         return tuple(dict.fromkeys(f"{name}={value}" for name, value in self.variables() if is_of_a_tool(name)))
 
     def variables(self) -> Iterator[tuple[str, str]]:
@@ -105,7 +105,7 @@ def scrub_export(sqlite: Path, redactor: Redactor | None = None) -> Environments
 
 
 def overwrite_secrets(report: Path, secrets: Iterable[str]) -> None:
-    """Overwrite these values in a report wherever they, or long pieces of them, stand in plain bytes."""
+    """Overwrite these values in a report wherever they, or long parts of them, are plain bytes."""
     if not report.stat().st_size:
         return
     with report.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
@@ -118,7 +118,7 @@ def overwrite_secrets(report: Path, secrets: Iterable[str]) -> None:
 
 
 def overwrite_assignments(raw: Path) -> None:
-    """Overwrite the values behind names that look like secrets in a file nobody here can read (`.qdstrm`)."""
+    """Overwrite the values behind names that look like secrets in a file that cannot be parsed here (`.qdstrm`)."""
     if not raw.stat().st_size:
         return
     with raw.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
@@ -179,7 +179,7 @@ def _drop_long_output(connection: sqlite3.Connection) -> None:
 
 
 def _clean_texts(connection: sqlite3.Connection, tables: set[str], redactor: Redactor) -> tuple[str, ...]:
-    """Secrets that stand elsewhere too: in a command line, in a range's name, in what was printed; the texts as they
+    """Secrets that occur elsewhere too: in a command line, in a range's name, in what was printed; the texts as they
     were. A long text lies on several pages of the file, where no search of its bytes would find one."""
     found: list[str] = []
     for table in sorted(tables):
@@ -243,7 +243,7 @@ def _variable_names(value: str) -> list[str]:
     return [part.split("=", 1)[0] for part in value.split("\0") if _ASSIGNMENT.match(part)]
 
 
-# What an earlier attempt of the stage may have left; its names would stand alongside those of this one.
+# What an earlier attempt of the stage may have left; its names would be listed with those of this one.
 EARLIER = (
     "run*.nsys-rep",
     "run*.sqlite",
@@ -351,7 +351,7 @@ def publish_report(
             f"{report.name} was removed: it holds {left}{'' if setting is None else f'; {setting} keeps it'}. "
             f"The export {sqlite.name} is clean and complete"
         )
-        # A report that is missing is looked for where the run printed what it did.
+        # A report that is missing is searched where the run printed what it did.
         ctx.say(f"nsys: {note}")
         notes.append(note)
     return move_whole(sqlite, ctx.out_dir / sqlite.name)
@@ -384,7 +384,7 @@ def publish_leftovers(
 
 
 def _left_in(ctx: CommandPlace, nsys: str, report: Path, held: Environments, timeout_s: float) -> str | None:
-    """What a report holds that must not be passed on, in words, once the secrets that stand in it as plain bytes are
+    """What a report holds that must not be passed on, in words, once the secrets in it as plain bytes are
     overwritten; None where it can be read and is clean."""
     redactor = ctx.run_command.redactor
     secrets = held.secrets

@@ -238,7 +238,7 @@ def _gates_by_name(cfg: "NsysConfig", *, is_own: bool) -> bool:
 
 
 def _gather(folder: Path, bases: Sequence[str]) -> None:
-    """Several captures leave a command and a log each; under the usual names stand all of them, one after the other."""
+    """Several captures leave a command and a log each; the usual names hold all of them, one after the other."""
     for kind in ("cmd", "log"):
         made = [path for path in (folder / f"{kind}-{base}.txt" for base in bases) if path.is_file()]
         parts = [path.read_text(encoding="utf-8", errors="replace") for path in made]

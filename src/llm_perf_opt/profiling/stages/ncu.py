@@ -84,7 +84,7 @@ class NcuWorkload:
     ncu replays every profiled launch many times, and takes them from one sample as well as from many. A launch that is
     not profiled costs too (1.7 ms on an H200 with ncu 2025.3), so a sample ends as soon as its steps have shown every
     kernel often enough; its token budget, and what is allocated for it, stay those of the run. Kernels are measured one
-    by one, so they are launched without the CUDA graph they stand in: a step that captured one crashed under ncu.
+    by one, so they are launched without the CUDA graph they belong to: a step that captured one crashed under ncu.
     """
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
@@ -133,7 +133,7 @@ class NcuWorkload:
         return self.stop_after_tokens is not None and self.stop_after_tokens < budget
 
     def ending_after(self, tokens: int) -> Self:
-        """The same, its samples ended after so many tokens if they are not ended earlier."""
+        """The same, with samples of at most this many tokens."""
         return replace(self, stop_after_tokens=min(tokens, self.stop_after_tokens or tokens))
 
     def tokens(self, config: AppConfig) -> int:

@@ -27,7 +27,7 @@ OWN_FLAGS = (
 
 
 def _no_output() -> OutputConfig:
-    """Nothing but inference is captured unless somebody asks for more."""
+    """Only inference is captured unless more is requested."""
     return OutputConfig(visualization=VisualizationOutput(enable=False))
 
 

@@ -64,7 +64,7 @@ STATIC_RUNNER = "llm_perf_opt.children.static_counts"
 class StaticAnalysisConfig(StageConfig):
     """`pipeline.static_analysis.*`
 
-    `use_analytic_fallback`: the closed form stands alone when operators cannot be counted; else the stage fails.
+    `use_analytic_fallback`: the closed form is used alone when operators cannot be counted; else the stage fails.
     `use_synthetic_inputs`: shapes are synthetic; else the first sample sets them. `write_reports`: files, or the
     manifest alone.
     """
@@ -98,7 +98,7 @@ class StaticAnalysisStage:
         )
 
     def run(self, cfg: StaticAnalysisConfig, ctx: StageContext) -> StageOutput:
-        """Closed form here, operators and calibration in a child; then both books side by side."""
+        """Closed form here, operators and calibration in a child; then both counts side by side."""
         if ctx.config.infer.tp > 1:
             raise StageSkipped(
                 f"bounds are those of a whole model on one device, and infer.tp={ctx.config.infer.tp} splits it; "
@@ -156,7 +156,7 @@ class StaticAnalysisStage:
 
 
 def lengths_of_program(ctx: StageContext, timeout_s: float) -> AppConfig:
-    """The configuration with prompt, output and batch as the phases of the user's program tell them."""
+    """The configuration with prompt, output and batch as the phases of the user's program give them."""
     from llm_perf_opt.profiling.baseline import clean_baseline
 
     config = ctx.config
@@ -183,7 +183,7 @@ def _where(config: AppConfig) -> str:
 
 
 def _count_in_child(cfg: StaticAnalysisConfig, ctx: StageContext, name: str) -> tuple[str, ...]:
-    """What the user must know of the count: nothing, or why the closed form stands alone."""
+    """What the user must know of the count: nothing, or why only the closed form is used."""
     problem = _run_child(cfg, ctx, name)
     if problem is None:
         return ()
@@ -191,7 +191,7 @@ def _count_in_child(cfg: StaticAnalysisConfig, ctx: StageContext, name: str) -> 
         raise CommandFailed(
             f"{problem}; pipeline.static_analysis.use_analytic_fallback=true takes the closed form alone"
         )
-    return (f"{problem}; the closed form stands alone",)
+    return (f"{problem}; only the closed form is used",)
 
 
 def _run_child(cfg: StaticAnalysisConfig, ctx: StageContext, name: str) -> str | None:
@@ -297,7 +297,7 @@ def _config_notes(config: AppConfig, hardware: HardwareSection | None, facts: Fa
     if config.workload.command is None and config.workload.batch not in (1, config.infer.batch):
         found.append(
             f"workload.batch={config.workload.batch} is not used here: the workload runs {config.infer.batch} "
-            "sequence(s) at once (infer.batch), and so does its analysis"
+            "sequences together (infer.batch), and so does its analysis"
         )
     if hardware is not None and not _is_this_device(config, Resolved(section=hardware), facts):
         found.append(

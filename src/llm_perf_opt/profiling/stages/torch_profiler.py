@@ -16,6 +16,7 @@ from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import HOST_SAMPLES, METRICS_FILE, TORCH_PROFILER, TRACE_FILE
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import Obstacle, Preview, StageContext
+from llm_perf_opt.core.units import count_of
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.baseline import (
     clean_metrics,
@@ -146,7 +147,7 @@ def _pass_note(data: MetricsDocument, tokens: int) -> str:
     samples = data.profiled.samples if data.profiled is not None else 0
     times = ", ".join(f"{phase} {value:.2f}x" for phase, value in (data.slowdown or {}).items() if value is not None)
     return (
-        f"From the profiled pass: {samples} sample(s), at most {tokens} token(s) each. The "
+        f"From the profiled pass: {count_of(samples, 'sample')}, at most {count_of(tokens, 'token')} each. The "
         f"profiler slows the work down ({times or 'not measured'}), so use these times for shares, and metrics.json "
         "for latencies."
     )

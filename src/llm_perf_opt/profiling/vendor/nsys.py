@@ -95,7 +95,7 @@ def _gate(capture: str, capture_end: str | None, nvtx_capture: str | None) -> li
 
 
 def build_nsys_launch_cmd(session: str, *, nsys: str = "nsys", trace: str = "cuda,nvtx,osrt") -> list[str]:
-    """`nsys launch`: what comes behind it runs ready to be recorded, and is not until `nsys start`."""
+    """`nsys launch`: the program behind it runs ready to be recorded, and is not until `nsys start`."""
     return [nsys, "launch", f"--session-new={session}", f"--trace={trace}", "--wait=primary"]
 
 

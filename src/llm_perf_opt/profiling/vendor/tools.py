@@ -92,7 +92,7 @@ def busy_gpus(env: Mapping[str, str]) -> dict[str, int]:
     """How busy the GPUs are with other work, in percent of the time, by index and by UUID: before ours begins it is
     others'.
 
-    The driver tells of up to a second ago, so a run that has just ended may still be seen: what is busy is queried
+    The driver's figure is up to a second old, so a run that has just ended may still be seen: what is busy is queried
     twice. A driver that is loaded for the question may call an idle GPU busy; one that works holds memory.
     """
     first = _gpu_load(env)
@@ -112,7 +112,7 @@ def _gpu_load(env: Mapping[str, str]) -> dict[str, int]:
     code, text = run_quick([smi, f"--query-gpu={fields}", "--format=csv,noheader,nounits"], env=env)
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()] if code == 0 else []
     known = [row for row in rows if len(row) == 4 and row[2].isdecimal()]
-    # A GPU that shares the host's memory does not tell what of it is in use.
+    # A GPU that shares the host's memory does not report how much of it is in use.
     working = [row for row in known if not row[3].isdecimal() or int(row[3]) >= USED_MIB]
     return {name: int(row[2]) for row in working for name in row[:2]}
 

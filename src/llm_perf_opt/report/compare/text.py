@@ -10,7 +10,7 @@ from llm_perf_opt.core.units import format_ms, format_quantity
 from llm_perf_opt.system.terminal import terminal_table
 
 KERNELS, ROWS, SETTINGS = 15, 8, 20
-METRIC_COLUMNS = ("metric", "base", "candidate", "change", "95 % interval", "verdict", "to settle it")
+METRIC_COLUMNS = ("metric", "base", "candidate", "change", "95 % interval", "verdict", "repeats needed")
 ROW_COLUMNS = ("n", "base", "candidate", "change", "each of them")
 MARK = {"passed": "✅", "failed": "❌", "inconclusive": "⚠️"}
 FORCED = "compared by force although these differ"
@@ -105,7 +105,7 @@ def render_markdown(found: CompareDocument) -> str:
 
 
 def metric_table(metrics: Sequence[MetricComparison]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Columns and rows; the last one only where something is left to settle."""
+    """Columns and rows; the last one only where a row is inconclusive."""
     rows = [metric_cells(row) for row in metrics]
     count = len(METRIC_COLUMNS) - (not any(row[-1] for row in rows))
     return METRIC_COLUMNS[:count], [row[:count] for row in rows]

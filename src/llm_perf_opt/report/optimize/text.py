@@ -20,8 +20,8 @@ LEFT_SHOWN = 3
 # A result that is reported of the one it was measured alongside, where that is not the start the gains are over.
 BESIDE = {"slower": "than", "no gain": "over"}
 START = "start"
-COLUMNS = ("experiment", "result", "at most", "gain", "95 %", "outputs", "memory", "compile", "pays after")
-RIGHT = ("at most", "gain", "memory", "compile", "pays after")
+COLUMNS = ("experiment", "result", "at most", "gain", "95 %", "outputs", "memory", "compile", "break-even")
+RIGHT = ("at most", "gain", "memory", "compile", "break-even")
 DASH = "—"
 CALIBRATION_COLUMNS = ("rule", "experiments", "held", "exceeded", "within the noise", "worst")
 DEFECT = "a gain above what the rule called the most: a defect of the rule"

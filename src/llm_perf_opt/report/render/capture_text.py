@@ -10,8 +10,8 @@ from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.capture.operators import OperatorRow
 from llm_perf_opt.capture.readers.kinds import SUMMARY
 from llm_perf_opt.capture.rows import KernelRow
-from llm_perf_opt.core.sections import Section, cell_text
-from llm_perf_opt.core.units import format_factor, format_ms, format_percent, or_dash
+from llm_perf_opt.core.sections import Section, table_texts
+from llm_perf_opt.core.units import count_of, format_factor, format_ms, format_percent, or_dash
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnose import UNDER_PROFILER
 from llm_perf_opt.diagnosis.document import CaptureAnalysis, ShownTables
@@ -22,10 +22,32 @@ from llm_perf_opt.report.view.ledger import ledger_section
 from llm_perf_opt.system.terminal import number_columns, printable, table_text
 
 NAME_WIDTH = 60
-# Rows of a table of details, of which there are many: a third of those of the others, but so many.
+# Rows of a table of details, of which there are many: a third of those of the others, but at least this many.
 FEWEST = 3
 # Notes say what was left out: more of them than rows of a table are shown.
 MOST_NOTES = 15
+
+
+# Findings and notes of the short answer.
+SHORT = 3
+
+
+def render_answer(analysis: CaptureAnalysis, *, top: int, next_steps: Sequence[str]) -> Text:
+    """The verdict, the first findings with what to do, and the commands to continue with."""
+    if analysis.diagnosis is UNSET or not _is_timed(analysis):
+        return render_analysis(analysis, top=top)
+    lines = [Text(printable(analysis.diagnosis.verdict.text), style="bold"), _gpu(analysis)]
+    for rank, finding in enumerate(analysis.findings[:SHORT], start=1):
+        lines.append(Text.assemble(f"  {rank}. ", *_headline(finding)))
+        lines += [Text(f"     {_bare(evidence)}") for evidence in finding.evidence[:1]]
+        lines.append(Text.assemble("     ", ("fix: ", "cyan"), _bare(finding.remedy)))
+    if len(analysis.findings) > SHORT:
+        lines.append(Text(f"  … {len(analysis.findings) - SHORT} more", style="dim"))
+    lines += [Text(printable(f"  note: {note}"), style="yellow") for note in analysis.notes[:SHORT]]
+    if len(analysis.notes) > SHORT:
+        lines.append(Text(f"  … {count_of(len(analysis.notes) - SHORT, 'more note')}", style="dim"))
+    lines += [Text.assemble(("  next: ", "bold"), printable(step)) for step in next_steps]
+    return Text("\n").join(line for line in lines if line)
 
 
 def render_analysis(analysis: CaptureAnalysis, *, top: int) -> Text:
@@ -225,7 +247,7 @@ def _section(section: Section, top: int) -> Text:
     """A section of the report as text, its tables cut."""
     parts = [_title(section.title), *(_plain(text) for text in section.paragraphs)]
     for table in section.tables:
-        rows = [[cell_text(cell)[:NAME_WIDTH] for cell in row] for row in table.rows[:top]]
+        rows = [[text[:NAME_WIDTH] for text in row] for row in table_texts(table.rows[:top])]
         parts += [_plain(table.title)] if table.title else []
         parts.append(_table(table.columns, rows) + _more(len(table.rows), top, "rows"))
     return Text("\n").join(parts)
@@ -243,15 +265,17 @@ def _findings(analysis: CaptureAnalysis, top: int) -> Text:
     return Text("\n").join(lines) + _more(len(analysis.findings), top, "findings")
 
 
-def _finding(finding: Finding) -> list[Text]:
+def _headline(finding: Finding) -> list[Text | tuple[str, str]]:
+    """The title, which has the share of the time, the gain and how certain it is."""
     what = WHOLE.get(finding.scope, finding.scope)
     gain = f": up to {format_factor(finding.max_gain)} over {what}" if finding.max_gain is not None else ""
-    stake = ""
-    if finding.max_gain is None and finding.capture_share is not None:
-        stake = f": {format_percent(finding.capture_share)} of {what} at stake"
     once = " (one-time cost)" if finding.is_one_time else ""
-    title = (_bare(finding.title), "bold")
-    lines = [Text.assemble("* ", title, (gain, "green"), f"{stake}{once}; confidence {finding.confidence}")]
+    rest = Text(f"{once}; confidence {finding.confidence}")
+    return [(_bare(finding.title), "bold"), (gain, "green"), rest]
+
+
+def _finding(finding: Finding) -> list[Text]:
+    lines = [Text.assemble("* ", *_headline(finding))]
     lines += [Text(f"    - {_bare(evidence)}") for evidence in finding.evidence]
     lines.append(Text.assemble("    ", ("fix: ", "cyan"), _bare(finding.remedy)))
     if finding.doc is not None:

@@ -1,6 +1,6 @@
 """The first screen of a report as a piece of HTML for notebooks: verdict, where the time goes, what to do first.
 
-Styles stand in the elements: a notebook keeps neither style sheets nor scripts of a cell.
+Styles are inline: a notebook keeps neither style sheets nor scripts of a cell.
 """
 
 import re

@@ -83,7 +83,7 @@ def _text(name: str) -> str:
 
 
 def page_script() -> str:
-    """All parts of the script under one roof, so that none of their names is the page's."""
+    """All parts of the script in one scope, so that none of their names is global."""
     parts = "\n".join(_text(f"js/{name}.js") for name in SCRIPTS)
     return f'"use strict";\n(() => {{\n{parts}\n}})();\n'
 
@@ -167,7 +167,7 @@ def _kernels(view: KernelsView, steps: Mapping[str, float | None]) -> KernelData
 
 
 def _short(value: Value) -> Value:
-    """Six digits are more than anybody reads."""
+    """Six digits are more than a reader needs."""
     if value is None or isinstance(value, str):
         return value
     rounded = float(f"{value:.6g}")

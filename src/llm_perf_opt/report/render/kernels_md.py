@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuKernel
 from llm_perf_opt.core.markdown import code, escape, plain, table
-from llm_perf_opt.core.units import or_dash
+from llm_perf_opt.core.units import count_of, or_dash
 from llm_perf_opt.report.render.report_md import kernel_table
 from llm_perf_opt.report.view.report import ReportView
 
@@ -19,7 +19,7 @@ STALLS_NAMED = 3
 _TEXT_COLUMNS = ("kernel", "bound")
 _HEADER = (
     *("#", "kernel", "GPU time", "launches", "mean", "bound"),
-    *("of roof", "DRAM", "FLOP/s", "intensity", "occupancy"),
+    *("of peak", "DRAM", "FLOP/s", "intensity", "occupancy"),
 )
 
 
@@ -43,7 +43,7 @@ def _summary(analysis: NcuAnalysis) -> list[str]:
     if analysis.match_rate is not None:
         lines.append(
             f"- {analysis.matched} of {len(analysis.kernels)} kernels found on the nsys timeline "
-            f"({analysis.match_rate:.0%}); GPU time and launches are nsys's, everything else is ncu's."
+            f"({100 * analysis.match_rate:.0f} %); GPU time and launches are nsys's, everything else is ncu's."
         )
         known = [k.nsys_time_pct for k in analysis.kernels if k.nsys_time_pct is not None]
         whole = analysis.joined_with or "all kernels on the timeline"
@@ -151,13 +151,18 @@ _ROWS = (
     ("arithmetic intensity", "intensity_flop_per_byte", 1.0, "{:.3f} FLOP/byte"),
     ("compute throughput", "compute_sol_pct", 1.0, "{:.1f} % of peak"),
     ("memory throughput", "memory_sol_pct", 1.0, "{:.1f} % of peak"),
-    ("of roof", "roof_pct", 1.0, "{:.1f} %"),
+    ("of peak", "roof_pct", 1.0, "{:.1f} %"),
 )
 
 
 def render_region_md(label: str, row: NcuKernel) -> str:
     """One region's page. A value ncu did not measure is a dash with its reason."""
-    lines = [f"# Region {label}", "", f"Measured {row.launches} time(s) by ncu as one range. Bound: {row.bound}.", ""]
+    lines = [
+        f"# Region {label}",
+        "",
+        f"Measured by ncu as one range: {count_of(row.launches, 'instance')}. Bound: {row.bound}.",
+        "",
+    ]
     values = vars(row)
     rows = [(name, or_dash(values[key], form, unit=unit)) for name, key, unit, form in _ROWS]
     lines += table(("what", "measured"), rows, right=("measured",))

@@ -1,6 +1,6 @@
 """Numbers of a run as text that Prometheus reads: for the textfile collector, or as OpenMetrics.
 
-Units are the base units Prometheus asks for: seconds, bytes. A median comes with p10 and p90, told by the label `stat`.
+Units are the base units Prometheus asks for: seconds, bytes. A median comes with p10 and p90, as the label `stat` says.
 """
 
 import re

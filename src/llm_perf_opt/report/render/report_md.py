@@ -101,7 +101,7 @@ def _bar_row(row: BarRow, notes: Footnotes) -> tuple[str, ...]:
 
 
 def _findings(findings: tuple[FindingView, ...]) -> list[str]:
-    lines = ["", "## Findings, by the time at stake", ""]
+    lines = ["", "## Findings, by potential saving", ""]
     if not findings:
         return [*lines, "No cause explains time worth saving in what was measured."]
     for finding in findings:

@@ -1,4 +1,4 @@
-"""Where everything of a roofline plot lies, in the units of its SVG; names stand where they hit nothing."""
+"""Positions of everything in a roofline plot, in the units of its SVG; names are placed where they overlap nothing."""
 
 import itertools
 import math
@@ -26,7 +26,7 @@ class Tick:
 
 @dataclass(frozen=True, kw_only=True)
 class RoofLine:
-    """A roof as the points of a polyline; the label is at its right end."""
+    """A peak as the points of a polyline; the label is at its right end."""
 
     kind: str
     label: str

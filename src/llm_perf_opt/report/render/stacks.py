@@ -33,7 +33,7 @@ NONE_FOUND = (
     "frames was recorded"
 )
 
-NONE_RECORDED = "no stacks: it is no torch trace with operators or Python frames (with_stack=True records these)"
+NONE_RECORDED = "no stacks: it is not a torch trace with operators or Python frames (with_stack=True records these)"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from llm_perf_opt.report.view.waterfall import WaterfallView
 DONE = 3
 PLAIN = {
     "prefill": "reading the prompt",
-    "decode": "writing each word piece (token)",
+    "decode": "generating each token",
     "capture": "the whole recording",
     "run": "the measurement",
 }
@@ -68,7 +68,7 @@ def _measured(view: ReportView) -> list[str]:
         return [f"{text} {escape(head.verdict)}"]
     if not parts:
         return [f"{text} No speed was measured in this run."]
-    return [f"{text} Undisturbed by any measuring tool, {', '.join(parts)}."]
+    return [f"{text} Measured without a profiler, {', '.join(parts)}."]
 
 
 def _quality(view: ReportView) -> list[str]:
@@ -114,7 +114,7 @@ def _actions(view: ReportView) -> list[str]:
     if not chosen and view.is_empty and view.failures:
         return ["Fix the failure, then measure again; report.html shows what the program said."]
     if not chosen:
-        return [escape(view.unjudged or "Nothing stood out in what was measured.")]
+        return [escape(view.unjudged or "The measurements show no finding.")]
     lines = []
     for number, finding in enumerate(chosen, start=1):
         doubt = ", and this is uncertain" if finding.confidence == "low" else ""

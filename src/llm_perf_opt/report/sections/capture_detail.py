@@ -11,7 +11,7 @@ from llm_perf_opt.capture.memory import MemoryCurve
 from llm_perf_opt.capture.rows import CopyRow, CounterRow
 from llm_perf_opt.capture.shapes import ShapesAnalysis
 from llm_perf_opt.core.sections import Cell, Picture, Section, SectionTable
-from llm_perf_opt.core.units import format_bytes, format_percent
+from llm_perf_opt.core.units import count_of, format_bytes, format_percent
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.report.sections.idle import idle_sections
 from llm_perf_opt.report.sections.ranks import filled, rank_sections
@@ -106,8 +106,9 @@ def _shapes(shapes: ShapesAnalysis, source: str | None, picture: Picture | None)
     rows = shapes.rows[:ROWS]
     covered = format_percent(shapes.covered_ns / shapes.kernel_ns) if shapes.kernel_ns else "none"
     texts = [
-        f"{len(shapes.rows):,} operator(s) and shape(s) take {covered} of the kernel time. Roof: {shapes.roof.how}. "
-        "Work is what inputs and result need; of roof is the time that needs at the peaks over the time taken."
+        f"{count_of(len(shapes.rows), 'pair')} of operator and shape: {covered} of the kernel time. "
+        f"Peak rates: {shapes.roof.how}. "
+        "Work is what inputs and result need; 'of peak' is the time that needs at the peaks over the time taken."
     ]
     columns: dict[str, list[Cell]] = {
         "kind": [row.kind for row in rows],
@@ -119,7 +120,7 @@ def _shapes(shapes: ShapesAnalysis, source: str | None, picture: Picture | None)
         "mean µs": [row.mean_ns / 1e3 for row in rows],
         "TFLOP/s": [row.tflops for row in rows],
         "GB/s": [row.gb_per_s for row in rows],
-        "of roof %": [row.roof_pct for row in rows],
+        "of peak %": [row.roof_pct for row in rows],
         "bound": [row.bound for row in rows],
         "GFLOP": [None if row.flops is None else row.flops / 1e9 for row in rows],
     }
@@ -130,7 +131,7 @@ def _replays(captures: Sequence[GraphReplays], source: str | None) -> Section:
     texts, rows = [], []
     for found in captures:
         texts.append(
-            f"{found.replays:,} replay(s) of {found.graphs:,} graph(s): {found.matched_count:,} of "
+            f"{count_of(found.replays, 'replay')} of {count_of(found.graphs, 'graph')}: {found.matched_count:,} of "
             f"{found.kernel_count:,} kernels, {format_percent(found.matched_ns / max(found.kernel_ns, 1))} of their "
             f"time, are named by {found.reference}: {found.how}."
         )

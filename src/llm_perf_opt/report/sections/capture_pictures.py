@@ -8,7 +8,7 @@ from msgspec import UNSET
 from llm_perf_opt.capture.memory import MemoryCurve
 from llm_perf_opt.capture.shapes import ShapesAnalysis
 from llm_perf_opt.core.sections import Picture
-from llm_perf_opt.core.units import digits
+from llm_perf_opt.core.units import count_of, digits
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.report.charts import ScatterPoint, scatter_svg, steps_svg
 from llm_perf_opt.report.sections.capture_detail import MEMORY, SHAPES
@@ -44,7 +44,7 @@ def _shapes(shapes: ShapesAnalysis) -> str:
             weight=row.time_ns / most,
             group=row.kind,
             text=f"{row.operator} {row.shape}, {row.dtype}: {digits(row.tflops or 0)} TFLOP/s, "
-            f"{digits(row.time_ns / 1e6)} ms in {row.calls:,} call(s)",
+            f"{digits(row.time_ns / 1e6)} ms in {count_of(row.calls, 'call')}",
         )
         for row in drawn
     ]

@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from llm_perf_opt.capture.streams import StreamReport, StreamRow
 from llm_perf_opt.core.sections import Cell, Section, SectionTable
-from llm_perf_opt.core.units import format_ms, format_percent
+from llm_perf_opt.core.units import count_of, format_ms, format_percent
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.diagnosis.gaps.iterations import Iterations
 from llm_perf_opt.diagnosis.gaps.long_gaps import Gap, LongGaps
@@ -84,9 +84,9 @@ def _gaps(gaps: LongGaps, judged: _Judged, files: Sequence[str | None], source: 
     rest = ", start-up left out" if judged.place == "the steady state" else ""
     text = (
         f"No kernel ran for {_ms(judged.idle_ns)}, {format_percent(judged.idle_ns / judged.span_ns)} of the time from "
-        f"the first GPU work to the last ({_ms(judged.span_ns)}{rest}). {_count(gaps.long_count, 'gap')} of at least "
+        f"the first GPU work to the last ({_ms(judged.span_ns)}{rest}). {count_of(gaps.long_count, 'gap')} of at least "
         f"{long} {'holds' if gaps.long_count == 1 else 'hold'} {_ms(gaps.long_ns)} of it, "
-        f"{_count(gaps.short_count, 'shorter one')} the rest."
+        f"{count_of(gaps.short_count, 'shorter one')} the rest."
     )
     reasons = SectionTable(
         title=f"What the host did in gaps of at least {long} while the GPU waited for it",
@@ -150,11 +150,11 @@ def _queue(queue: Queue, judged: _Judged) -> str:
     if queue.call_ns <= judged.span_ns:
         share = f" ({format_percent(queue.call_ns / judged.span_ns)} of {judged.place})"
     return (
-        f"{_count(queue.launches, 'call')} that launched kernels or graphs took {_ms(queue.call_ns)}{share}. "
+        f"{count_of(queue.launches, 'call')} that launched kernels or graphs took {_ms(queue.call_ns)}{share}. "
         f"Work started {_ms(queue.delay_median_ns)} after its launch call had returned (median; 90 % within "
         f"{_ms(queue.delay_p90_ns)}). "
-        f"{_depth(queue.depth_median)} waiting or running when another came (median); "
-        f"{format_percent(queue.empty_share)} of the launches found nothing before them. "
+        f"{_depth(queue.depth_median)}; "
+        f"{format_percent(queue.empty_share)} of launches hit an empty queue. "
         f"{format_percent(queue.short_share)} of the kernels take under 10 µs and make up "
         f"{format_percent(queue.short_time_share)} of the kernel time; {format_percent(queue.graph_share)} of the "
         "kernels come from graphs."
@@ -162,19 +162,18 @@ def _queue(queue: Queue, judged: _Judged) -> str:
 
 
 def _depth(launches: float) -> str:
-    return f"{_count(round(launches), 'launch', 'launches')} {'was' if round(launches) == 1 else 'were'}"
+    return f"Median queue depth at launch: {round(launches):,}"
 
 
 def _steps(steps: Iterations) -> str:
-    what = _count(steps.count, "step")
+    what = count_of(steps.count, "step")
     if steps.kernels_each is not None:
         # Kernels that repeat may be those of a step or of a layer: both repeat.
-        same = "kernel comes" if steps.kernels_each == 1 else f"{steps.kernels_each:,} kernels come"
-        what = f"The same {same} {steps.count:,} times (steps or layers)"
-    far = "none is" if not steps.outliers else f"{_count(len(steps.outliers), 'is', 'are')} listed as"
+        what = f"Repeating sequence (steps or layers): {count_of(steps.kernels_each, 'kernel')} × {steps.count:,}"
+    outliers = count_of(len(steps.outliers), "outlier") if steps.outliers else "no outliers"
     return (
-        f"{what}, {steps.how}: {_ms(steps.median_ns)} in the median, half of them between "
-        f"{_ms(steps.p25_ns)} and {_ms(steps.p75_ns)}; {far} far from it."
+        f"{what}, {steps.how}: median {_ms(steps.median_ns)}, quartiles {_ms(steps.p25_ns)} and {_ms(steps.p75_ns)}; "
+        f"{outliers}."
     )
 
 
@@ -207,8 +206,8 @@ def _streams(streams: StreamReport, analysis: CaptureAnalysis, source: str | Non
     rows = streams.rows[:ROWS]
     files = _files(analysis)
     texts = [
-        f"{_count(streams.count, 'stream')} worked. A stream is busy while a kernel or graph of it runs, as a share of "
-        "the time from the first work on its GPU to the last."
+        f"{count_of(streams.count, 'stream')} with work. One is busy while a kernel or graph of it runs, as a share "
+        "of the time from the first work on its GPU to the last."
     ]
     texts += [
         f"On GPU {one.device}, streams {', '.join(str(s) for s in one.streams[:8])} ran one after the other: "
@@ -247,10 +246,6 @@ def _table(title: str, columns: dict[str, list[Cell]], source: str | None) -> Se
     """Columns that no row fills are left out."""
     kept = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}
     return SectionTable(title=title, columns=tuple(kept), rows=tuple(zip(*kept.values(), strict=True)), source=source)
-
-
-def _count(number: int, what: str, several: str = "") -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {several or what + 's'}"
 
 
 def _ms(time_ns: float) -> str:

@@ -88,7 +88,7 @@ def _name(row: RankRow, ranks: RanksAnalysis) -> str:
 
 
 def _who(row: RankRow | DeviceRow, ranks: RanksAnalysis) -> str:
-    """The rank, else the process; of repetitions the file, which alone tells them apart."""
+    """The rank, else the process; of repetitions the file, which alone distinguishes them."""
     if ranks.files_are == REPEATS:
         return PurePath(row.source).name
     if row.rank is not None:

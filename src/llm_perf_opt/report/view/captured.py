@@ -8,14 +8,13 @@ from llm_perf_opt.capture.kernels.ncu_records import Bound, NcuAnalysis
 from llm_perf_opt.capture.rows import RangeRow
 from llm_perf_opt.core.names import PROGRAM
 from llm_perf_opt.core.records import Metric, StageRecord
-from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
+from llm_perf_opt.core.units import count_of, format_bytes, format_ms, format_percent
 from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis, ScopeRecord
 from llm_perf_opt.diagnosis.evidence import runs_on
 from llm_perf_opt.diagnosis.facts import Known, Unknown
 from llm_perf_opt.diagnosis.host_scope import UNSAMPLED
 from llm_perf_opt.diagnosis.kernels_alone import BOUNDS, time_by_bound, times_under_ncu
 from llm_perf_opt.diagnosis.ledger import NOT_RECORDED, cell_name
-from llm_perf_opt.diagnosis.words import count_of
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.ledger import scope_name
 from llm_perf_opt.report.view.shown import Cell, Shown, Tile, TimePart, TimeSplit, share, show
@@ -188,7 +187,7 @@ def _each(found: CaptureAnalysis) -> str:
 
 
 def _longest(found: CaptureAnalysis) -> RangeRow | None:
-    """The range with GPU work that took the most time, where that is a tenth of the capture: others tell little of it.
+    """The range with GPU work that took the most time, where that is a tenth of the capture; else None.
 
     None of those after which the GPU works on: it may be busy in none of their time.
     """
@@ -257,7 +256,7 @@ def served_verdict(stage: StageRecord) -> str:
         for name, metric in (("TTFT", ttft), ("TPOT", tpot))
         if metric is not None and isinstance(metric.value, int | float)
     ]
-    text += f": {', '.join(medians)} in the median" if medians else ""
+    text += f": median {', '.join(medians)}" if medians else ""
     share = stage.metrics.get("serve_failed_share")
     if share is not None and isinstance(share.value, int | float) and share.value > 0:
         text += f"; {format_percent(share.value)} of the requests failed"

@@ -11,10 +11,10 @@ from llm_perf_opt.diagnosis.run import REQUEST
 from llm_perf_opt.diagnosis.verdict import NOT_TRIED, WHOLE
 from llm_perf_opt.report.view.cost import MillionTokens
 
-NO_TIME = "no time at stake"
+NO_TIME = "no time saving"
 # What is reported of the profilers themselves is in the provenance.
 IN_PROVENANCE = "profiler_overhead"
-# What tells one finding from another: its cause and scope.
+# The identity of a finding: its cause and scope.
 FindingKey = tuple[str, str]
 NOT_KNOWN = MillionTokens()
 
@@ -26,7 +26,7 @@ class FindingView:
     `saves` is of a request where that is known, and `saves_each` then of a step of each phase.
     `also` are the titles of findings of the same cause in other phases; evidence and gains count them in.
     `floor` says how the lower bound behind the gain was computed, `measured` what `llm-perf optimize` gained.
-    `per_million` is what a million tokens cost and use now, and how much of the cost is at stake.
+    `per_million` is what a million tokens cost and use now, and how much of the cost could be saved.
     """
 
     rank: int
@@ -117,7 +117,7 @@ def _view(
 
 
 def _share_of_request(group: Sequence[Finding], facts: RunFacts) -> float | None:
-    """The part of a request that is at stake; None where one of the two is not known, or it is paid once."""
+    """The affected part of a request; None where one of the two is not known, or it is a one-time cost."""
     saved = _in_requests(group, facts)
     if saved is None or not facts.request_ms or group[0].is_one_time:
         return None
@@ -167,16 +167,16 @@ def gain_of_saving(saved_ms: float, facts: RunFacts) -> float | None:
 
 
 def _saves(group: Sequence[Finding], facts: RunFacts) -> str:
-    """The time of a request where it is known, else that of a step of each phase, else the share at stake."""
+    """The time of a request where it is known, else that of a step of each phase, else the affected share."""
     first = group[0]
     whole = WHOLE.get(first.scope)
     if first.capture_share is not None and whole is not None:
-        return f"{format_percent(first.capture_share)} of {whole} at stake"
+        return f"affects {format_percent(first.capture_share)} of {whole}"
     if first.saves_ms is None:
         return NO_TIME
     if first.scope == PROGRAM and first.floor_ns is None:
         once = ", a one-time cost" if first.is_one_time else ""
-        return f"{format_ms(first.saves_ms)} at stake{once}"
+        return f"saves up to {format_ms(first.saves_ms)}{once}"
     request = _in_requests(group, facts)
     return f"up to {_steps(group)}" if request is None else f"up to {format_ms(request)} per request"
 

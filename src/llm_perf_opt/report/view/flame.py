@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from llm_perf_opt.capture.frames import FlameNode, PythonTree
 from llm_perf_opt.core.names import PHASES
-from llm_perf_opt.core.units import format_ms, format_percent
+from llm_perf_opt.core.units import count_of, format_ms, format_percent
 from llm_perf_opt.report.run_files import Found, RunFiles
 
 MODULE = "nn.Module: "
@@ -142,7 +142,7 @@ def _bar(node: FlameNode, depth: int, left: float, total_ns: int) -> FlameBar:
         width=round(100.0 * node.total_ns / total_ns, 4),
         label=_label(node.name),
         text=f"{node.name}\n{format_ms(node.total_ns / 1e6)}, {share}; own {format_ms(node.self_ns / 1e6)}; "
-        f"{node.calls:,} call(s){gpu}",
+        f"{count_of(node.calls, 'call')}{gpu}",
         kind=_kind(node.name),
     )
 

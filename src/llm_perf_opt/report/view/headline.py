@@ -330,7 +330,7 @@ def _sequences(files: RunFiles) -> str:
 
 
 def _capture_alone(files: RunFiles, facts: RunFacts) -> Found[CaptureAnalysis] | None:
-    """The capture of a run in which nothing was timed undisturbed and nothing predicted."""
+    """The capture of a run in which nothing was timed without a profiler and nothing predicted."""
     timed = any(isinstance(phase.wall, Known) for phase in facts.phases.values())
     if timed or not isinstance(files.capture, Found) or not files.capture.content.sources:
         return None
@@ -381,7 +381,7 @@ def _tiles(files: RunFiles, facts: RunFacts) -> tuple[Tile, ...]:
 
 
 def _cost(files: RunFiles) -> tuple[Tile, ...]:
-    """Of a million output tokens of requests one after the other, where somebody said what a device costs."""
+    """Of a million output tokens of requests one after the other, where the price of a device is set."""
     found = million_tokens(files).cost
     if found is None:
         return ()
@@ -437,7 +437,7 @@ def _may_be_headline(finding: Finding) -> bool:
 
 
 def is_worth_it(finding: Finding, facts: RunFacts) -> bool:
-    """Whether a request would be faster by what anybody notices; where requests are not known, the phase."""
+    """Whether a request would be faster by a noticeable amount; where requests are not known, the phase."""
     saved = saved_in_request_ms(finding, facts)
     gain = (None if saved is None else gain_of_saving(saved, facts)) or finding.max_gain
     return gain is None or gain >= 1 + MIN_HEADLINE
@@ -450,7 +450,7 @@ def _promise(finding: Finding, found: tuple[Finding, ...], facts: RunFacts) -> s
 
 
 def _lost_ms(waterfall: Waterfall, facts: RunFacts) -> float:
-    """What a request takes above a phase's bound; of one step where nobody knows how many there are."""
+    """What a request takes above a phase's bound; of one step where their number is not known."""
     bound = waterfall.known("achievable") or waterfall.known("datasheet")
     if bound is None or isinstance(waterfall.wall, Unknown):
         return 0.0

@@ -260,7 +260,7 @@ class _Floors:
 
 def _join(facts: RunFacts, ncu: NcuAnalysis | None) -> str:
     if ncu is None:
-        return "ncu did not measure kernels: bound, % of roof, bandwidth, FLOP/s and occupancy are unknown."
+        return "ncu did not measure kernels: bound, % of peak, bandwidth, FLOP/s and occupancy are unknown."
     if not facts.kernels or ncu.match_rate is None:
         return f"{len(ncu.kernels)} kernels, times of the launches ncu measured, at the clocks it sets."
     covered = sum(k.total_ns for k in facts.kernels if k.ncu is not None)

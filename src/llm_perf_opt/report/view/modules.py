@@ -1,4 +1,4 @@
-"""Modules and operators: where the time of a phase goes by part of the model, and both books of FLOPs."""
+"""Modules and operators: where the time of a phase goes by part of the model, and both counts of FLOPs."""
 
 from dataclasses import dataclass
 

@@ -29,7 +29,7 @@ NO_PHASES_MARKED = (
     'Without marked phases nothing can be judged against a limit: put `with llm_perf_opt.phase("decode_step"):` around '
     "each step."
 )
-# Wall times whose slower tenth takes so many times the faster one are not measure of anything.
+# Wall times whose slowest tenth takes this many times the fastest one measure nothing.
 UNSTEADY = 1.5
 # Metrics in ms that are not phase, or hold the times of one that has a row already.
 NO_PHASES = ("wall_ms", "ttft_ms", "itl_ms")
@@ -85,7 +85,7 @@ def _verdict(
         if isinstance(files.host, Found) and is_enough(files.host.content):
             # Its stacks say where the time went: that answer needs no marks.
             return f"{answer.verdict} It ran {wall.value / 1e3:.3g} s without a profiler.", answer.tone
-        # What its capture tells comes first.
+        # The findings of its capture come first.
         return f"{answer.verdict} {text}" if answer.is_answer else text, answer.tone
     if not tiles and isinstance(files.metrics, Found):
         if isinstance(files.host, Found) and is_enough(files.host.content):
@@ -96,7 +96,7 @@ def _verdict(
 
 
 def _why_no_distance(tiles: tuple[Tile, ...], subject: PageSubject) -> Unknown | None:
-    """Of a program whose model nobody named; of one that marks no steps, that too."""
+    """Of a program whose model is not named; of one that marks no steps, that too."""
     why = subject.no_bounds
     if why is None or any(tile.key == "tpot" for tile in tiles):
         return why
@@ -127,7 +127,7 @@ def program_wall_ms(files: RunFiles) -> float | None:
 
 
 def faster_than_possible(facts: RunFacts, model: str) -> str | None:
-    """What to say of a program that beats the bounds of the model it is said to run: then it runs another one."""
+    """What to say of a program that beats the bounds of the model it was configured with: then it runs another one."""
     for name, phase in facts.phases.items():
         bound = phase.datasheet if isinstance(phase.datasheet, Known) else phase.achievable
         if isinstance(bound, Known) and isinstance(phase.wall, Known) and phase.wall.value < BEATEN * bound.value:

@@ -15,7 +15,7 @@ from llm_perf_opt.report.run_files import RunFiles
 from llm_perf_opt.report.view.findings import IN_PROVENANCE
 from llm_perf_opt.report.view.subject import PageSubject
 
-# Nobody waits for ten years.
+# Longer waits than ten years are a mistake.
 LONGEST_S = 315_360_000.0
 SMALLEST_REST_S = 0.1
 

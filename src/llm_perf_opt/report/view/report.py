@@ -79,7 +79,7 @@ class ReportView:
 
     @property
     def is_load_alone(self) -> bool:
-        """A server was measured from outside and nothing looked inside it."""
+        """A server was measured from outside, without a capture."""
         return self.subject.is_load_alone
 
     @property
@@ -89,7 +89,7 @@ class ReportView:
 
     @property
     def no_bounds(self) -> Unknown | None:
-        """Of a program whose model nobody named, how to name it."""
+        """Of a program whose model is not named, how to name it."""
         return self.subject.no_bounds
 
     @cached_property
@@ -149,8 +149,8 @@ class ReportView:
     def absent(self) -> tuple[tuple[str, str, Unknown], ...]:
         """Parts there is nothing to show in, by name and title, with the reason: a list says it better than boxes.
 
-        None of existing captures, of which nobody said that they should have them; one word for all that needs
-        the model of a program nobody named.
+        None of existing captures, for which they were not requested; one word for all that needs
+        the model of an unnamed program.
         """
         if self.is_bare:
             return ()

@@ -1,4 +1,4 @@
-"""Roofline: kernels and phases against the data-sheet roof and the achievable one, and how much of peaks is used."""
+"""Roofline: kernels and phases against the data-sheet peak and the achievable one, and how much of peaks is used."""
 
 import math
 from collections.abc import Callable, Iterable

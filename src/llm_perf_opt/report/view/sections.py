@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.records import Metric, StageRecord
-from llm_perf_opt.core.sections import PICTURES, Link, Picture, Section, SectionTable, cell_text
+from llm_perf_opt.core.sections import PICTURES, Link, Picture, Section, SectionTable, table_texts
 from llm_perf_opt.core.units import format_quantity
 from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.report.run_files import RunFiles
@@ -118,7 +118,7 @@ def table_view(table: SectionTable) -> TableView:
         for index, cells in enumerate(columns)
         if any(cell is not None for cell in cells) and all(isinstance(cell, int | float | None) for cell in cells)
     ]
-    rows = tuple(tuple(cell_text(cell) for cell in row) for row in table.rows)
+    rows = tuple(map(tuple, table_texts(table.rows)))
     return TableView(
         title=table.title,
         columns=table.columns,

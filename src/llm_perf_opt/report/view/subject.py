@@ -22,7 +22,7 @@ LOAD_STAGE = "bench"
 class PageSubject:
     """`command` is the program's own, `crashed` the stage whose clean pass it did not survive.
 
-    `has_model`: it is known which model ran, so that there can be bounds. `has_capture`: a profiler looked inside.
+    `has_model`: it is known which model ran, so that there can be bounds. `has_capture`: a profiler recorded it.
     """
 
     kind: Kind
@@ -50,7 +50,7 @@ class PageSubject:
 
     @property
     def no_bounds(self) -> Unknown | None:
-        """Of a program that ran and whose model nobody named, with the command that names it."""
+        """Of a program that ran and whose model is not named, with the command that names it."""
         if self.kind != "program" or self.has_model or self.crashed is not None:
             return None
         given = shlex.join(self.command)

@@ -38,7 +38,7 @@ class BarRow:
 
 @dataclass(frozen=True, kw_only=True)
 class WaterfallView:
-    """One phase. Texts of a whole request are empty where nobody knows how many steps it has.
+    """One phase. Texts of a whole request are empty where the number of its steps is not known.
 
     `scale_ms` is what a bar over the whole width takes, `wall_ms` the measured time.
     """
@@ -65,7 +65,7 @@ class WaterfallView:
 
     @property
     def of_what(self) -> str:
-        """What the rows tell; without the limit the model has, where the time goes."""
+        """The conclusion of the rows; without the model's lower bound, where the time goes."""
         has_bound = any(row.kind == "bound" for row in self.rows)
         return "from the limit to what was measured" if has_bound else "where the time goes"
 
@@ -243,7 +243,7 @@ class RequestPart:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestView:
-    """`missing` names the parts nobody measured, and why; `tokens` are those of a typical answer.
+    """`missing` names the parts that were not measured, and why; `tokens` are those of a typical answer.
 
     `is_whole`: both phases are known, so that the shares are those of a request.
     """

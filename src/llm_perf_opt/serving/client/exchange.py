@@ -23,7 +23,7 @@ class TooLate(NoAnswer):
 
 
 class UnusableAnswer(NoAnswer):
-    """The server answered with more than is read, or in a form that is not read."""
+    """The server sent more than is read, or in a form that is not read."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,7 +129,7 @@ class Exchange:
         return f"silent for longer than load.stall_s {where}"
 
     def _is_closed(self, now: float) -> bool:
-        """Whether nobody will wake the reader: aiohttp 3.14 does not after an invalid chunk in the middle."""
+        """Whether nothing will wake the reader: aiohttp 3.14 does not after an invalid chunk in the middle."""
         connection = None if self.response is None else self.response.connection
         if connection is None or connection.transport is not None:
             self.closed = None

@@ -31,7 +31,7 @@ BATCH_S = 0.25
 LONGEST_PAUSE_S = 0.25
 LONGEST_RETRY_S = 60.0
 # Requests started in one turn of the event loop. More of them would wait for each other, and that time would be in
-# their TTFT: 1,000 at once had a median TTFT of 130 ms instead of 102 (aiohttp 3.14, true value 100).
+# their TTFT: 1,000 concurrent ones had a median TTFT of 130 ms instead of 102 (aiohttp 3.14, true value 100).
 STARTS_PER_TURN = 2
 
 
@@ -108,7 +108,7 @@ class _Outbox:
             try:
                 self._connection.send_bytes(data)
             except OSError:
-                # Nobody reads any more: the parent has ended.
+                # The parent, the only reader, has ended.
                 return
 
 
@@ -308,7 +308,7 @@ class _Worker:
 
 
 def sent_trace() -> aiohttp.TraceConfig:
-    """Notes when a request has been written, to tell a slow connection from a slow answer, and whether it was new."""
+    """Notes when a request has been written, which separates connection from answer time, and whether it was new."""
 
     async def sent(session: aiohttp.ClientSession, context: Any, params: aiohttp.TraceRequestChunkSentParams) -> None:
         exchange: Exchange = context.trace_request_ctx

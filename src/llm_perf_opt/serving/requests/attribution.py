@@ -117,7 +117,7 @@ def _split_step(
 ) -> None:
     """A step's execution, as far as it lies within the request's life."""
     if number not in one.step.by_request:
-        # Preempted, or left out for want of tokens in the step.
+        # Preempted, or left out because the step had no tokens left.
         sums.add("queue", time_s, one)
         return
     own, total = one.prefill.get(number, 0), one.prefill_tokens

@@ -1,8 +1,8 @@
 """Parts of a request's time from arrival times alone, for servers that write no record of their steps.
 
 A request prefills some time between its sending and its first token. While it does, streams that share its steps pause:
-their gaps are longer than gaps in which nobody waited for a first token. What such gaps have above the usual is at most
-the time of other requests' prefill. It is at least that of gaps which end with a first token, since both then come
+their gaps are longer than gaps in which no request waited for a first token. What such gaps have above the usual is at
+most the time of other requests' prefill. It is at least that of gaps which end with a first token, since both then come
 from one step. Queue and own prefill cannot be separated.
 """
 

@@ -88,7 +88,7 @@ def _extra(step: EngineStep, prefill: Mapping[int, int], time_s: float, decode_s
 
 
 class _DecodeTimes:
-    """Median time of a step that decodes so many sequences and nothing else, or the nearest number that was seen."""
+    """Median time of a step that decodes this many sequences and nothing else, or the nearest number that was seen."""
 
     def __init__(self, seen: Sequence[tuple[int, float]]) -> None:
         times: defaultdict[int, list[float]] = defaultdict(list)

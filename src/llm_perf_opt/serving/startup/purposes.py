@@ -38,7 +38,7 @@ def purpose_rules() -> PurposeRules:
 
 @cache
 def does_wait(frames: tuple[SampledFrame, ...]) -> bool:
-    """Whether a thread with this stack waits for somebody else."""
+    """Whether a thread with this stack waits for another thread or process."""
     waits = purpose_rules().waits
     return any(waits.search(frame.text) for frame in frames[-INNERMOST:])
 

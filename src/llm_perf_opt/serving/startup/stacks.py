@@ -118,7 +118,7 @@ class _Track:
 
 
 def read_trace(data: bytes) -> tuple[SampledProcess, ...]:
-    """Every process in the order of its first sample; raise msgspec.MsgspecError where the trace is no such trace."""
+    """Every process in the order of its first sample; raise msgspec.MsgspecError where the file is not such a trace."""
     tracks: defaultdict[tuple[int, int], _Track] = defaultdict(_Track)
     for event in msgspec.json.decode(data, type=list[_Event]):
         tracks[event.pid, event.tid].take(event)

@@ -70,7 +70,7 @@ def made_up(words: int, seed: str) -> str:
 
 
 def words_for(tokens: int, *, probe_tokens: int | None) -> int:
-    """How many words make so many tokens, by what the server counted for `PROBE_WORDS` of them; else one each."""
+    """How many words make this many tokens, by what the server counted for `PROBE_WORDS` of them; else one each."""
     if not probe_tokens:
         return tokens
     return max(1, round(tokens * PROBE_WORDS / probe_tokens))

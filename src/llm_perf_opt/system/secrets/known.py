@@ -17,7 +17,7 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 from llm_perf_opt.system.secrets.shapes import SECRET_NAME, is_mixed, is_secret, names_a_setting, shape_spans
 
-# A shorter value may be a word of anybody's text, and would be taken out of it everywhere.
+# A shorter value may be a common word, and would be removed everywhere.
 SHORTEST_KNOWN = 6
 # Fewer bytes are too few letters of base64 to be distinguished from any others.
 SHORTEST_CODED = 9
@@ -90,7 +90,7 @@ def _is_worth_hiding(name: str, value: str) -> bool:
 
 
 def _pieces(name: str, value: str) -> Iterator[str]:
-    """A value as a whole, and what of it somebody may print alone."""
+    """A value as a whole, and the part of it that may be printed alone."""
     for piece in (value, *_parts(name, value)):
         for bare in (piece, piece.strip(), piece.strip().strip("\"'"), unquote(piece), unquote_plus(piece)):
             if _is_worth_hiding(name, bare):
@@ -111,7 +111,7 @@ def _parts(name: str, value: str) -> Iterator[str]:
         yield words[1]
     if "://" not in value and "-----BEGIN" not in value:
         yield from _items(name, value)
-    # Of a JSON file with keys, or a connection string: what somebody may take out of it. JSON writes a line's end so.
+    # Of a JSON file with keys, or a connection string: the parts that may be used alone. JSON writes a line's end so.
     runs = re.findall(r"[A-Za-z0-9+/=_-]{20,4096}", value.replace("\\n", "\n"))
     yield from (run for run in runs if run != value and is_mixed(run))
 
@@ -127,7 +127,7 @@ def _items(name: str, value: str) -> Iterator[str]:
     for item in items:
         pair = _ITEM.fullmatch(item)
         if pair is None:
-            # One word among several may be anybody's: it must look like something made.
+            # One word among several may be common: it must look like something made.
             if len(items) > 1:
                 yield item
             continue
@@ -162,7 +162,7 @@ def _forms(piece: str) -> Iterator[str]:
     if len(data) < SHORTEST_CODED:
         return
     for before in range(3):
-        # As it is coded behind so many other bytes, without the letters that depend on what is before and behind.
+        # As it is encoded behind this many other bytes, without the letters that depend on what is before and behind.
         inner = data[-before % 3 :]
         coded = base64.b64encode(inner[: len(inner) // 3 * 3]).decode("ascii")
         yield coded
@@ -170,7 +170,7 @@ def _forms(piece: str) -> Iterator[str]:
 
 
 def _from_files(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Names and values that stand in the files programs keep secrets in; a bare token has the name TOKEN."""
+    """Names and values in the files programs keep secrets in; a bare token has the name TOKEN."""
     home, here = environ.get("HOME"), environ.get("PWD")
     files = [Path(home, name) for name in _TOKEN_FILES] if home else []
     files += [Path(here, ".env")] if here else []

@@ -66,7 +66,7 @@ _PRIVATE_KEY = re.compile(
 )
 _TOKEN = re.compile(
     rf"(?<![A-Za-z0-9_-])(?:(?:{_PREFIXES}|SG\.|ya29\.)[A-Za-z0-9_.-]{{12,4096}}|(?:{_WITH_LENGTH})(?![A-Za-z0-9]))"
-    # A bot's, which stands in the addresses its messages go to.
+    # A bot's, which is in the addresses its messages go to.
     r"|(?<!\d)\d{8,10}:AA[A-Za-z0-9_-]{33}(?![A-Za-z0-9_-])"
 )
 _URL_USER = re.compile(
@@ -101,7 +101,7 @@ _USER = re.compile(
     r"(?:^|(?<=[\s\"'\[,(]))(?:-u|-U|--user|--proxy-user)(?:[\"']?\s{0,4},\s{0,4}[\"']?|[= ]\s{0,3}[\"']?|(?=[A-Za-z]))"
     r"([^:/\s\"',]{1,256}):([^/\s\"',\x00-\x1f][^\s\"',\x00-\x1f]{3,512})"
 )
-# `mysql -pPASSWORD` and `sshpass -p PASSWORD`, as a shell that tells what it runs writes them.
+# `mysql -pPASSWORD` and `sshpass -p PASSWORD`, as a shell that prints its commands writes them.
 _CLIENT = re.compile(
     r"\b(?:mysql\w{0,10}\s(?:[^\n|;&\x00]{0,200}?\s)??-p|sshpass\s{1,4}-p\s{0,4})[\"']?([^\s\"'|;&\\\x00-\x1f]{5,256})"
 )
@@ -148,7 +148,7 @@ def without_shapes(text: str) -> str:
 
 
 def shape_spans(text: str, *, is_code: bool = False, in_file: bool = False) -> list[tuple[int, int]]:
-    """Where secrets stand in a text, by their shape: start and end of each, in order, none overlapping.
+    """Where secrets occur in a text, by their shape: start and end of each, in order, none overlapping.
 
     Of code only what is a secret by itself. In a file numbers stay whatever is before them: they are data.
     """

@@ -1,4 +1,4 @@
-"""Adapters: everything the product knows of a kind of model.
+"""Adapters: everything known of a kind of model.
 
 `base` is the protocol, `registry` finds adapters by import path; `causal_lm` serves any decoder of transformers. One
 with an image side is a plug-in (`plugins/deepseek_ocr`). An adapter can be imported without torch; what needs torch is

@@ -77,7 +77,7 @@ class CausalLMAdapter:
         begin_step("building")
         geometry = self.geometry(model)
         dtype = (stored_dtype(geometry) or "bfloat16") if model.dtype == "auto" else model.dtype
-        # Experts as transformers runs them on a device (grouped products); dense models refuse a choice.
+        # Experts as transformers runs them on a device (grouped GEMMs); dense models refuse a choice.
         return build_on_meta(geometry, dtype=dtype, attention=None, experts=None)
 
     def parts(self, geometry: Mapping[str, Any], *, where: str) -> Model:

@@ -202,7 +202,7 @@ def materialise(module: Any, *, device: str, seed: int) -> None:
             parameter._is_hf_initialized = True
         for part in module.modules():
             part._is_hf_initialized = False
-        # Some rules draw, as for the sinks of gpt_oss: from the seed too, and nobody else's numbers are used up.
+        # Some rules draw, as for the sinks of gpt_oss: from the seed too, and the global generator is not advanced.
         with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
             torch.manual_seed(seed)
             module.initialize_weights()

@@ -36,7 +36,7 @@ def _can_be_joined(linears: list[Any]) -> bool:
 
 
 class _Product(torch.nn.Module):  # type: ignore[misc]
-    """The one product, and the parts of its last result that nobody took yet."""
+    """The fused matmul, and the parts of its last result that are not used yet."""
 
     def __init__(self, linears: list[Any]) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def _frozen(parts: list[Any]) -> torch.nn.Parameter:
 
 
 class _Part(torch.nn.Module):  # type: ignore[misc]
-    """One projection as the model's code knows it; the first of a group holds the product's weights."""
+    """One projection as the model's code knows it; the first of a group holds the fused weights."""
 
     def __init__(self, product: _Product, index: int, *, is_first: bool) -> None:
         super().__init__()

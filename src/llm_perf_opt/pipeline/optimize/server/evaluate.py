@@ -85,7 +85,8 @@ class ServerEvaluator:
 
     def start(self, request: StartRequest, number: int, *, until: float) -> StartOutcome:
         """One start as a record, whatever becomes of it; an interrupt ends the server and continues up."""
-        # A child of ours that the first load would start: before any server, or it is taken for one of its processes.
+        # A child of ours that the first load would start: before any server, or it is mistaken for one of its
+        # processes.
         resource_tracker.ensure_running()
         begun = time.monotonic()
         folder = self.folder / f"{number:02d}"
@@ -219,7 +220,7 @@ class ServerEvaluator:
 
 
 def configured(section: ServerSection, space: ServerSpace, configuration: Configuration) -> ServerSection:
-    """The server with these settings, whether their options stand among its arguments or in its command."""
+    """The server with these settings, whether their options are in its arguments or in its command."""
     if not configuration:
         return section
     added = applied(space, configuration, ServerSettings(args=section.args, environment=section.env))

@@ -61,7 +61,7 @@ class ServerOptimizer:
     constraints: tuple[str, ...]
     has_gpu: bool
     lossless: bool
-    # The program as it was given, before it was looked for.
+    # The program as it was given, before it was resolved.
     program: str
     began: float
     # What an earlier part of the search used of the budget.

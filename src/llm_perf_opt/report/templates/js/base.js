@@ -37,7 +37,7 @@ const make = (tag, className, ...children) => {
   return element;
 };
 
-/* What was chosen stands behind the section in the address (`#kernels?phase=decode&sort=-time`), so that a link shows the same. */
+/* The choice is behind the section in the address (`#kernels?phase=decode&sort=-time`), so that a link shows the same. */
 const state = new URLSearchParams(location.hash.split("?")[1] || "");
 const anchor = () => location.hash.split("?")[0];
 const remember = (changes) => {

@@ -1,4 +1,4 @@
-/* flame graphs: a bar clicked fills the width, those beside it leave it */
+/* flame graphs: a bar clicked fills the width, its siblings are hidden */
 for (const flame of document.querySelectorAll(".flame")) {
   const bars = [...flame.children].map((bar) => ({ bar, left: +bar.dataset.l, width: +bar.dataset.w }));
   const all = flame.closest("details").querySelector(".flame-all");

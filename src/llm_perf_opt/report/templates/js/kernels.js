@@ -8,7 +8,7 @@ if (kernelTable) {
   const headings = [...kernelTable.querySelectorAll("thead th")];
   let column = "time", down = true, limit = PAGE;
   let opened = null;
-  /* kernels whose phase nobody knows are shown over the whole capture */
+  /* kernels of an unknown phase are shown over the whole capture */
   const phase = () => (totals[body.dataset.phase] === null ? "all" : body.dataset.phase);
   const times = () => (body.dataset.per === "request" && phase() !== "all" ? steps[phase()] || 1 : 1);
   const place = new Map(fields.map((name, index) => [name, index]));
