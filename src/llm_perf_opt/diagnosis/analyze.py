@@ -118,7 +118,9 @@ def analyze_captures(
     steady = _steady(evidence) if evidence.has_gpu_work else None
     counters = tuple(row for capture in captures for row in capture.counters)
     has_kernels = any(len(t.kernels) or len(t.graphs) for t in timelines)
-    alone = None if has_kernels else sum_host_alone(timelines)
+    # Launches whose work was lost say that the program used a GPU: it is not judged as one that did not.
+    is_lost = any(t.lost_launches for t in timelines)
+    alone = None if has_kernels or is_lost else sum_host_alone(timelines)
     diagnosis = _diagnose(evidence, steady, ncu, alone=None if counters else alone, counters=counters, summary=summary)
     sources = tuple(_source(m) for m in evidence.measured)
     operators = [operator_rows(t, c.operators) for c, t in pairs if c.operators is not None]
@@ -221,10 +223,14 @@ def _steady(evidence: CaptureEvidence) -> CaptureEvidence | None:
         return None
     timeline, begins_ns = evidence.timelines[0], evidence.report.gaps.setup_end_ns
     ledger = capture_scope(evidence).ledger
-    if begins_ns is None or ledger.share(*ONE_TIME) < MUCH_STARTUP:
+    # Start-up may all lie before the first GPU work.
+    is_before = begins_ns is None and any(edge.sets_up for edge in evidence.edges)
+    if (begins_ns is None and not is_before) or ledger.share(*ONE_TIME) < MUCH_STARTUP:
         return None
     rest = CaptureEvidence(
-        [measure_timeline(since(timeline, begins_ns, before_ns=LONG_GAP_NS))],
+        evidence.measured
+        if begins_ns is None
+        else [measure_timeline(since(timeline, begins_ns, before_ns=LONG_GAP_NS))],
         engine=evidence.engine,
         is_steady=True,
         shapes=evidence.shapes,

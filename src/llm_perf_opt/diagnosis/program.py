@@ -85,7 +85,11 @@ def _matches(patterns: Sequence[str], texts: set[str]) -> bool:
 
 
 def _traits(evidence: CaptureEvidence, names: _Names, framework: str, engine: str | None) -> Sequence[str]:
-    classes = {row.kernel_class for row in evidence.kernels}
+    classes: dict[str, int] = {}
+    for row in evidence.kernels:
+        classes[row.kernel_class] = classes.get(row.kernel_class, 0) + row.total_ns
+    # Attention between convolutions is that of images.
+    is_language = 0 < classes.get("attention", 0) >= classes.get("convolution", 0)
     timelines, found = evidence.timelines, names.traits()
     trains = "training" in found
     known = {
@@ -95,7 +99,7 @@ def _traits(evidence: CaptureEvidence, names: _Names, framework: str, engine: st
         "inference": not trains,
         "graphs": evidence.has_graphs,
         "attention": "attention" in classes,
-        "decoder": "attention" in classes and not trains,
+        "decoder": is_language and not trains,
         "convolution": "convolution" in classes,
         "frees_memory": any(means(row.call, "frees") for row in evidence.report.memory),
         "several_ranks": evidence.world_size > 1,

@@ -248,6 +248,45 @@ def test_an_operator_that_computes_on_the_cpu_is_advised_to_move(tmp_path: Path)
     assert claim.hint == "Computing on the GPU"
 
 
+def test_start_up_before_the_first_kernel_leaves_the_steps_their_own_verdict(tmp_path: Path) -> None:
+    """A cudaFree of 900 ms inside the first operator, then 200 kernels of 3 µs, one every 40 µs."""
+    events = [event("cpu_op", "aten::linear", "0", "900050"), event("cuda_runtime", "cudaFree", "10", "900000")]
+    for i in range(200):
+        at = 900_020 + 40 * i
+        if i:
+            events.append(event("cpu_op", "aten::add", f"{at}", "15"))
+        events.append(event("cuda_runtime", "cudaLaunchKernel", f"{at + 2}", "5", correlation=i + 1))
+        events.append(event("kernel", "add", f"{at + 8}", "3", pid=0, tid=7, device=0, correlation=i + 1))
+    analysis = _torch(events, tmp_path)
+    assert diagnosis_of(analysis).verdict.rule == "launch_bound"
+    assert [(f.rule, f.scope, f.is_one_time) for f in analysis.findings] == [
+        ("launch_bound", "steady", False),
+        ("compilation", "capture", True),
+    ]
+
+
+def test_a_program_whose_gpu_work_was_lost_is_no_cpu_program(tmp_path: Path) -> None:
+    events = []
+    for i in range(30):
+        events.append(event("cpu_op", "aten::mm", f"{100 * i}", "80"))
+        events.append(event("cuda_runtime", "cudaLaunchKernel", f"{100 * i + 10}", "5", correlation=i + 1))
+    analysis = _torch(events, tmp_path)
+    verdict = diagnosis_of(analysis).verdict
+    assert (analysis.findings, verdict.kind) == ((), "no_gpu_work")
+    assert "the records of 30 launches were lost" in verdict.text
+
+
+def test_a_capture_of_one_set_is_told_to_record_kernels(tmp_path: Path) -> None:
+    at_gpu = {"pid": 0, "tid": 7, "device": 0, "stream": 7, "correlation": 1}
+    events = [
+        event("cuda_runtime", "cudaMemsetAsync", "10", "5", correlation=1),
+        event("gpu_memset", "Memset (Device)", "20", "1", **at_gpu, bytes=512),
+    ]
+    claim = claim_of(_torch(events, tmp_path), "device_copies")
+    assert (claim.title.startswith("No kernel ran"), claim.confidence) == (True, "low")
+    assert claim.hint == "Recording kernels"
+
+
 @pytest.mark.parametrize("recorded", [True, False])
 def test_copies_that_were_not_recorded_have_no_lower_bound(tmp_path: Path, recorded: bool) -> None:
     export = Export()

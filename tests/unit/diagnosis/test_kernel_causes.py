@@ -5,14 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from tests.support.answers import claim_of, diagnosis_of, rules
+from tests.support.nsys_builder import Export
 from tests.support.trace_builder import event, write_trace
 from tests.support.verdicts import analyze, captures
 
 AT_HAND = dict(captures())
+MS = 1_000_000
 PRODUCT = "nvjet_tst_128x64_TNT"
 
 
@@ -103,6 +106,16 @@ def test_what_a_wide_product_could_gain_follows_from_the_gpu(
         assert finding.floor_ns is not None and factor is not None
         assert finding.stake_ns / finding.floor_ns == pytest.approx(factor, rel=0.05)
         assert "bf" not in finding.remedy.split("float16")[0] or "V100" not in gpu
+
+
+@pytest.mark.parametrize(("kernel", "is_named"), [("matmulNaive(float*, int)", True), ("volta_dgemm_64x64_nn", False)])
+def test_a_product_written_by_hand_is_named_as_the_hottest_kernel(tmp_path: Path, kernel: str, is_named: bool) -> None:
+    export = Export()
+    for i in range(30):
+        export.call(1_000 * i, 1_000 * i + 300, i + 1)
+        export.kernel(kernel, 100_000 + MS * i, 100_000 + MS * (i + 1), i + 1)
+    analysis = analyze_timelines([read_nsys_sqlite(export.write(tmp_path / "capture.sqlite"))])
+    assert [f.rule for f in analysis.findings] == (["hottest_kernel"] if is_named else [])
 
 
 DOUBLE = "void cutlass::Kernel2<cutlass_80_tensorop_d884gemm_64x64_16x4_nn_align1>(X)"

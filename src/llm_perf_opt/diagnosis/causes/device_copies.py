@@ -15,11 +15,11 @@ def judge(scope: Scope, _: Program) -> Claim | None:
     cells = scope.ledger.by_id(*(f"{COPY}.{kind}" for kind in KINDS))
     rows = [row for row in scope.evidence.copies if row.way in KINDS]
     total = sum(cells.values())
-    is_peer = 2 * cells.get(PEER, 0) > total
+    is_peer, is_alone = 2 * cells.get(PEER, 0) > total, not scope.evidence.kernel_count
     return Claim(
-        title="peer" if is_peer else "title",
+        title="alone" if is_alone else "peer" if is_peer else "title",
         cells=cells,
         evidence=(Fact(key="time", values={"time": total}), *kinds_of_copies(rows)),
-        traits=frozenset({"peer"} if is_peer else ()),
-        confidence=confidence_of(sum(row.instances for row in rows), share=1.0),
+        traits=frozenset({"alone"} if is_alone else {"peer"} if is_peer else ()),
+        confidence="low" if is_alone else confidence_of(sum(row.instances for row in rows), share=1.0),
     )

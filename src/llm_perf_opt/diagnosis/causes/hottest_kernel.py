@@ -2,9 +2,12 @@
 
 import re
 
+from llm_perf_opt.capture.kernels.gemm_names import PRODUCTS, gemm_traits
 from llm_perf_opt.capture.launch_shapes import HottestKernel
 from llm_perf_opt.diagnosis.claim import Claim, Fact
+from llm_perf_opt.diagnosis.device_time import KernelTime
 from llm_perf_opt.diagnosis.document import Program
+from llm_perf_opt.diagnosis.program import OTHER
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_SHARE = 0.5
@@ -12,9 +15,9 @@ MIN_SHARE = 0.5
 EXPECTED = ("GEMM", "attention", "convolution", "communication", "graph")
 
 
-def judge(scope: Scope, _: Program) -> Claim | None:
+def judge(scope: Scope, program: Program) -> Claim | None:
     top = scope.kernels[0] if scope.kernels else None
-    if top is None or top.kernel_class in EXPECTED or top.time_ns < MIN_SHARE * scope.kernel_ns:
+    if top is None or _is_expected(top, program) or top.time_ns < MIN_SHARE * scope.kernel_ns:
         return None
     ncu = scope.ncu.get(top.name)
     hottest = scope.evidence.hottest if scope.evidence is not None else None
@@ -48,6 +51,12 @@ def judge(scope: Scope, _: Program) -> Claim | None:
         evidence=tuple(facts),
         traits=frozenset({"memory"} if ncu is not None and ncu.bound == "memory" else ()),
     )
+
+
+def _is_expected(top: KernelTime, program: Program) -> bool:
+    """A matrix product of a program without a framework is its own, unless a library named it."""
+    traits = gemm_traits(top.name) if top.kernel_class in PRODUCTS and program.framework == OTHER else None
+    return top.kernel_class in EXPECTED and (traits is None or traits.precision is not None)
 
 
 def _launch(kernel: HottestKernel) -> str:
