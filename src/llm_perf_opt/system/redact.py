@@ -276,9 +276,10 @@ def _is_short_word(value: str) -> bool:
 
 def _blocks(source: Any) -> Iterator[bytes]:
     """A file in chunks that end with a line where possible, and never inside of a private key."""
-    rest = b""
-    while block := source.read(BLOCK_BYTES):
-        data = rest + block
+    rest, block = b"", source.read(BLOCK_BYTES)
+    # The end is not cut: the last line often has no line's end, and a secret in it is known by the word before it.
+    while following := source.read(BLOCK_BYTES):
+        data, block = rest + block, following
         cut = data.rfind(b"\n") + 1 or data.rfind(b" ") + 1 or max(0, len(data) - OVERLAP_BYTES)
         opened = data.rfind(b"-----BEGIN ", max(0, cut - OVERLAP_BYTES), cut)
         if opened >= 0 and data.find(b"-----END ", opened, cut) < 0:
@@ -286,8 +287,8 @@ def _blocks(source: Any) -> Iterator[bytes]:
         if cut:
             yield data[:cut]
         rest = data[cut:]
-    if rest:
-        yield rest
+    if rest or block:
+        yield rest + block
 
 
 def _opener_of(path: Path) -> Callable[..., Any] | None:

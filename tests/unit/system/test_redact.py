@@ -28,37 +28,53 @@ PGP = f"-----BEGIN PGP PRIVATE KEY BLOCK-----\n\n{'lQOYBF' * 6}\n=a1B2\n-----END
 RANDOM, DIGITS = "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3xY5zA7b", "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
 
 
-@pytest.mark.parametrize(
-    ("text", "clean"),
-    [
-        ("loaded with hf_AbCdEfGhIjKlMnOpQrSt", f"loaded with {REDACTED}"),
-        ("postgres://app:p4ss@db:5432/x", f"postgres://{REDACTED}@db:5432/x"),
-        ("git+https://ghp_AbCdEfGhIjKlMnOp1234@github.com/x", f"git+https://{REDACTED}@github.com/x"),
-        ("Authorization: Bearer abc123def456ghi", f"Authorization: Bearer {REDACTED}"),
-        ("https://hooks.slack.com/services/T0/B0/XyZ", f"https://hooks.slack.com/services/{REDACTED}"),
-        ("https://x.blob/y?sv=1&sig=aB%2Fcdefgh&se=2", f"https://x.blob/y?sv=1&sig={REDACTED}&se=2"),
-        ("Server=db;Password=s3cr3tpw;User=a", f"Server=db;Password={REDACTED};User=a"),
-        ('{"api_key": "abcdef123"}', f'{{"api_key": "{REDACTED}"}}'),
-        ("AWS_SECRET_ACCESS_KEY=abcd/efgh+ijkl x", f"AWS_SECRET_ACCESS_KEY={REDACTED} x"),
-        (f"key:\n{PRIVATE}\nend", f"key:\n{REDACTED}\nend"),
-        (f"key:\n{PGP}\nend", f"key:\n{REDACTED}\nend"),
-        (f"groq {'gsk_' + RANDOM}", f"groq {REDACTED}"),
-        (f"got {'r8_' + RANDOM[:37]}, {'dapi' + DIGITS}", f"got {REDACTED}, {REDACTED}"),
-        (f"api.telegram.org/bot{'123456789:AA' + RANDOM[:33]}/send", f"api.telegram.org/bot{REDACTED}/send"),
-        ("Endpoint=sb://x/;SharedAccessKey=abcD3fgh+/1=;x", f"Endpoint=sb://x/;SharedAccessKey={REDACTED};x"),
-        ('"SecretAccessKey": "abcd/efgh1"', f'"SecretAccessKey": "{REDACTED}"'),
-        ("//registry.npmjs.org/:_authToken=abcd-efgh1", f"//registry.npmjs.org/:_authToken={REDACTED}"),
-        ("{'dbPassword': 'a&b)c;d,e1'}", f"{{'dbPassword': '{REDACTED}'}}"),
-        ("Authorization: Token abc123def456ghi", f"Authorization: Token {REDACTED}"),
-        ("Authorization%3A%20Bearer%20abc123def456ghi", f"Authorization%3A%20Bearer%20{REDACTED}"),
-        ("https://storage/b?X-Goog-Signature=0a1b2c3d4e&x=1", f"https://storage/b?X-Goog-Signature={REDACTED}&x=1"),
-        ("+ mysql -h db -phunter2x -u root", f"+ mysql -h db -p{REDACTED} -u root"),
-        ("+ sshpass -p hunter2x ssh host", f"+ sshpass -p {REDACTED} ssh host"),
-    ],
-)
+# A text, and what is left of it.
+SHAPES = [
+    ("loaded with hf_AbCdEfGhIjKlMnOpQrSt", f"loaded with {REDACTED}"),
+    ("postgres://app:p4ss@db:5432/x", f"postgres://{REDACTED}@db:5432/x"),
+    ("git+https://ghp_AbCdEfGhIjKlMnOp1234@github.com/x", f"git+https://{REDACTED}@github.com/x"),
+    ("Authorization: Bearer abc123def456ghi", f"Authorization: Bearer {REDACTED}"),
+    ("https://hooks.slack.com/services/T0/B0/XyZ", f"https://hooks.slack.com/services/{REDACTED}"),
+    ("https://x.blob/y?sv=1&sig=aB%2Fcdefgh&se=2", f"https://x.blob/y?sv=1&sig={REDACTED}&se=2"),
+    ("Server=db;Password=s3cr3tpw;User=a", f"Server=db;Password={REDACTED};User=a"),
+    ('{"api_key": "abcdef123"}', f'{{"api_key": "{REDACTED}"}}'),
+    ("AWS_SECRET_ACCESS_KEY=abcd/efgh+ijkl x", f"AWS_SECRET_ACCESS_KEY={REDACTED} x"),
+    (f"key:\n{PRIVATE}\nend", f"key:\n{REDACTED}\nend"),
+    (f"key:\n{PGP}\nend", f"key:\n{REDACTED}\nend"),
+    (f"groq {'gsk_' + RANDOM}", f"groq {REDACTED}"),
+    (f"got {'r8_' + RANDOM[:37]}, {'dapi' + DIGITS}", f"got {REDACTED}, {REDACTED}"),
+    (f"api.telegram.org/bot{'123456789:AA' + RANDOM[:33]}/send", f"api.telegram.org/bot{REDACTED}/send"),
+    ("Endpoint=sb://x/;SharedAccessKey=abcD3fgh+/1=;x", f"Endpoint=sb://x/;SharedAccessKey={REDACTED};x"),
+    ('"SecretAccessKey": "abcd/efgh1"', f'"SecretAccessKey": "{REDACTED}"'),
+    ("//registry.npmjs.org/:_authToken=abcd-efgh1", f"//registry.npmjs.org/:_authToken={REDACTED}"),
+    ("{'dbPassword': 'a&b)c;d,e1'}", f"{{'dbPassword': '{REDACTED}'}}"),
+    ("Authorization: Token abc123def456ghi", f"Authorization: Token {REDACTED}"),
+    ("Authorization%3A%20Bearer%20abc123def456ghi", f"Authorization%3A%20Bearer%20{REDACTED}"),
+    ("https://storage/b?X-Goog-Signature=0a1b2c3d4e&x=1", f"https://storage/b?X-Goog-Signature={REDACTED}&x=1"),
+    ("+ mysql -h db -phunter2x -u root", f"+ mysql -h db -p{REDACTED} -u root"),
+    ("+ sshpass -p hunter2x ssh host", f"+ sshpass -p {REDACTED} ssh host"),
+]
+
+
+@pytest.mark.parametrize(("text", "clean"), SHAPES)
 def test_what_looks_like_a_secret_is_taken_out(text: str, clean: str) -> None:
     assert without_shapes(text) == clean
     assert without_shapes(clean) == clean
+
+
+@pytest.mark.parametrize("text", [text for text, _ in SHAPES])
+@pytest.mark.parametrize("is_log", [True, False])
+def test_what_was_taken_out_or_overwritten_is_no_secret_any_more(tmp_path: Path, text: str, is_log: bool) -> None:
+    """Else a run would not be shared for the marks of what is gone."""
+    path = tmp_path / "log.txt"
+    path.write_text(text)
+    redactor = Redactor()
+    assert redactor.holds(path)
+    if is_log:
+        redactor.log(path)
+    redactor.folder(tmp_path)
+    assert not redactor.holds(path)
+    assert (REDACTED in path.read_text()) is is_log
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def shape_spans(text: str, *, is_code: bool = False, in_file: bool = False) -> l
         named += [(match[2], match.span(2)) for match in _USER.finditer(text) if not _is_group(match[1], match[2])]
         kept = _ANY_NUMBER if in_file else _NUMBER
         found += [span for value, span in named if not (is_plain(value) or kept.fullmatch(value))]
-    return merged(found)
+    return merged(span for span in found if not _is_gone(text[slice(*span)]))
 
 
 def names_a_setting(name: str) -> bool:
@@ -206,9 +206,11 @@ def _is_group(user: str, value: str) -> bool:
 
 def is_plain(value: str) -> bool:
     """Whether what is in the place of a secret is none, or was overwritten."""
-    if set(value) == {"x"}:
-        return True
-    return value.startswith(REDACTED[:-1]) or bool(_NUMBER.fullmatch(value))
+    return _is_gone(value) or bool(_NUMBER.fullmatch(value))
+
+
+def _is_gone(value: str) -> bool:
+    return set(value) == {"x"} or value.startswith(REDACTED[:-1])
 
 
 def _is_random(name: str, value: str) -> bool:
