@@ -4,6 +4,8 @@ On a terminal one live line shows the stage, how far it is and how long the rest
 lines. The answer is the report's own: the verdict, what to change first, and where to read on.
 """
 
+import logging
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ from rich.text import Text
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.names import PROGRAM
 from llm_perf_opt.core.records import Progress, StageRecord
+from llm_perf_opt.system.redact import Redactor
 from llm_perf_opt.system.terminal import printable, rich_console, show
 
 if TYPE_CHECKING:
@@ -26,6 +29,13 @@ if TYPE_CHECKING:
 _MARK = {"ok": ("✓ ", "green"), "failed": ("✗ ", "red"), "skipped": ("– ", "yellow")}
 _TONE = {"good": "bold green", "warn": "bold yellow", "bad": "bold red", "unknown": "bold"}
 FINDINGS_SHOWN = 3
+
+
+class RedactedFormatter(logging.Formatter):
+    """Of what Hydra says: it tells the overrides of every job of a sweep, and CI keeps what is on the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return Redactor.of(os.environ).text(super().format(record))
 
 
 @dataclass(frozen=True, kw_only=True)
