@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.model.static.parts import DenseMlp, GroupedAttention, Layer, Model
     from llm_perf_opt.pipeline.loaded_run import LoadedRun, RunTable, load_run
     from llm_perf_opt.profiling.workload_run import WorkloadRun, WorkloadSpan, run_workload
-    from llm_perf_opt.report.charts import ChartBand, draw_chart
+    from llm_perf_opt.report.draw import ChartBand, draw_chart
     from llm_perf_opt.system.nvml import GpuSamples, sample_gpus
     from llm_perf_opt.system.process import CommandResult
     from llm_perf_opt.workload.models.base import LoadedModel, ModelAdapter, PageFiles, RangeFactory, Sample, StepOutput
@@ -243,7 +243,7 @@ _HOMES = {
         "WorkloadSpan",
         "run_workload",
     ),
-    "report.charts": (
+    "report.draw": (
         "ChartBand",
         "draw_chart",
     ),

@@ -215,7 +215,8 @@ def _cell(run: "IndexedRun", name: str) -> str:
 
 def _trend_page(runs: "Sequence[IndexedRun]", chosen: Sequence[str], page: Path) -> str:
     """Each number over the time of the runs, a line for each model on each device."""
-    from llm_perf_opt.report.compare.trends import Chart, ChartPoint, RunsTable, render_runs_page, report_link
+    from llm_perf_opt.report.compare.trends import RunsTable, render_runs_page, report_link
+    from llm_perf_opt.report.draw import Chart, ChartPoint
 
     charts = []
     for name in chosen:

@@ -18,7 +18,8 @@ from llm_perf_opt.pipeline.jobs.launchers import describe
 from llm_perf_opt.pipeline.jobs.record import JobsDocument, read_jobs, require_own
 from llm_perf_opt.pipeline.jobs.states import JobState, job_states, remove_pickles
 from llm_perf_opt.pipeline.sweep import METRICS, OBJECTIVES, SweepDocument, SweptRun, build_sweep, is_near_front
-from llm_perf_opt.report.compare.trends import Chart, ChartPoint, RunsTable, render_runs_page, report_link
+from llm_perf_opt.report.compare.trends import RunsTable, render_runs_page, report_link
+from llm_perf_opt.report.draw import Chart, ChartPoint
 from llm_perf_opt.system.files import real_path, write_page
 from llm_perf_opt.system.json_output import JSON, print_json
 from llm_perf_opt.system.lock import is_locked, remove_left_lock

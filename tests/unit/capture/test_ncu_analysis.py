@@ -18,8 +18,8 @@ from llm_perf_opt.capture.readers.ncu_report import load_ncu_dir
 from llm_perf_opt.core.manifest import strict_json
 from llm_perf_opt.diagnosis.kernels_alone import verdict_of_ncu
 from llm_perf_opt.profiling.ncu.results import kernels_csv
+from llm_perf_opt.report.draw import roofline_svg
 from llm_perf_opt.report.render.kernels_md import render_kernels_md
-from llm_perf_opt.report.svg import roofline_svg
 from tests.support.fixtures_dir import DATA, shared_fixtures
 
 NSYS = "void at::native::vectorized_elementwise_kernel<(int)4, at::native::<unnamed>::silu_kernel(at::TensorIteratorBase &)::[lambda() (instance 1)]::operator ()() const::[lambda(c10::BFloat16) (instance 1)], std::array<char *, (unsigned long)2>>(int, T2, T3)"  # noqa: E501

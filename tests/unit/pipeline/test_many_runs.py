@@ -13,7 +13,7 @@ from llm_perf_opt.core.records import Metric, Spread, StageRecord
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.index import index_run, parse_filter, sorted_runs, swept_keys
 from llm_perf_opt.pipeline.sweep import SweptRun, build_sweep, is_near_front, pareto
-from llm_perf_opt.report.compare.trends import Chart, ChartPoint, chart_svg
+from llm_perf_opt.report.draw import Chart, ChartPoint, chart_svg
 from tests.support.report_runs import HOSTILE, write_run
 from tests.support.schemas import valid, valid_file
 

@@ -14,7 +14,7 @@ from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.core.sections import Picture, Section, SectionTable, table_texts
 from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
 from llm_perf_opt.pipeline.analyze.run import require_free
-from llm_perf_opt.report.charts import steps_svg
+from llm_perf_opt.report.draw import steps_svg
 from llm_perf_opt.report.write import write_reports
 from llm_perf_opt.system.files import real_path
 from llm_perf_opt.system.json_output import print_json

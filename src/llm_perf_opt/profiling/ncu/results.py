@@ -25,8 +25,8 @@ from llm_perf_opt.errors import ProfilingError, ToolError
 from llm_perf_opt.profiling.baseline import NOT_TIMED, clean_baseline, read_metrics, slowdown_between
 from llm_perf_opt.profiling.ncu.capture import NcuCaptured
 from llm_perf_opt.profiling.ncu.select import NcuPlan, Selection
+from llm_perf_opt.report.draw import roofline_svg
 from llm_perf_opt.report.render.kernels_md import render_region_md
-from llm_perf_opt.report.svg import roofline_svg
 from llm_perf_opt.system.terminal import printable
 
 _NOT_IN_CSV = (

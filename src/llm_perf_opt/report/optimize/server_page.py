@@ -7,7 +7,7 @@ from markupsafe import Markup
 from llm_perf_opt.optimize.server.document import SERVER_UNITS, ConfigurationRow, OptimizeServerDocument
 from llm_perf_opt.optimize.server.rows import FRONTIER_Y, WORST_FIRST, frontier_axis
 from llm_perf_opt.report.compare.page import page_environment, style_sheet
-from llm_perf_opt.report.load_charts import LoadPoint, frontier_svg
+from llm_perf_opt.report.draw import LoadPoint, trade_svg
 from llm_perf_opt.report.optimize.server_text import (
     FLAG_COLUMNS,
     FLAG_RIGHT,
@@ -86,4 +86,6 @@ def _chart(found: OptimizeServerDocument) -> Markup | None:
     others = [point(row) for row in rows if not row.on_frontier]
     title = "Throughput against the median time of a request"
     # Labels are escaped where the drawing is made.
-    return Markup(frontier_svg(best, others, x_text=f"{x} ({SERVER_UNITS[x]})", title=title))
+    return Markup(
+        trade_svg({"frontier": best}, x_text=f"{x} ({SERVER_UNITS[x]})", title=title, others=others, is_inline=True)
+    )

@@ -10,7 +10,7 @@ from llm_perf_opt.capture.shapes import ShapesAnalysis
 from llm_perf_opt.core.sections import Picture
 from llm_perf_opt.core.units import count_of, digits
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
-from llm_perf_opt.report.charts import ScatterPoint, scatter_svg, steps_svg
+from llm_perf_opt.report.draw import ScatterPoint, scatter_svg, steps_svg
 from llm_perf_opt.report.sections.capture_detail import MEMORY, SHAPES
 
 POINTS = 300

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llm_perf_opt.core.sections import Picture, Section
-from llm_perf_opt.report.load_charts import LoadPoint, over_time_svg, trade_svg
+from llm_perf_opt.report.draw import LoadPoint, over_time_svg, trade_svg
 from llm_perf_opt.report.sections.served_load import COUNTERS_OVER_TIME, OVER_TIME, TRADE
 from llm_perf_opt.serving.records import LoadRun, RequestRecord
 from llm_perf_opt.serving.results import BENCH, BenchDocument, LevelResult
