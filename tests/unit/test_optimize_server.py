@@ -133,6 +133,15 @@ def test_a_planted_change_of_outputs_is_rejected_with_everything_that_holds_it()
     assert (row.name, row.reason) == ("tokens=8192", "answers differ")
 
 
+def test_a_setting_that_changed_answers_next_to_others_is_not_combined_again() -> None:
+    bad, good = setting("tokens", "8192"), setting("sequences", "256")
+    server = SimulatedServer(3, wrong=lambda configuration: bad in configuration)
+    selected = everything()
+    order = ((good,), tuple(sorted((bad, good), key=lambda one: one.option, reverse=True)))
+    search = run_search(server, replace(selected, order=order), most_starts=MOST_STARTS)
+    assert [one.status for one in search.outcomes if bad in one.configuration] == ["wrong"]
+
+
 def test_a_failed_start_is_a_row_with_its_reason_and_its_setting_is_not_tried_again() -> None:
     bad = setting("sequences", "256")
     server = SimulatedServer(1, broken=lambda c: "out of memory (log: x)" if bad in c else None)

@@ -332,9 +332,17 @@ class ServerSearch:
         return list(found), list(found.values())
 
     def _spoiled(self, configuration: Configuration) -> bool:
-        """Whether it holds all settings of one that failed or whose answers were wrong."""
+        """Whether it holds all settings of one that failed or answered wrongly, or the one that made answers wrong."""
         bad = [set(one.configuration) for one in self.outcomes if one.status in ("failed", "wrong")]
+        bad += [{setting} for setting in self._changes_answers()]
         return any(settings <= set(configuration) for settings in bad)
+
+    def _changes_answers(self) -> set[OptionSetting]:
+        """Settings with which answers were wrong, and without which the same configuration answered well."""
+        good = {frozenset(one.configuration) for one in self.outcomes if one.status in ("ok", "over a limit")}
+        wrong = [frozenset(one.configuration) for one in self.outcomes if one.status == "wrong"]
+        innocent = frozenset().union(*good)
+        return {setting for one in wrong for setting in one - innocent if one - {setting} in good}
 
     def _to_verify(self, capacity: int) -> StartRequest | None:
         current = self.verifications[-1] if self.verifications else None

@@ -50,6 +50,10 @@ FIRST_CHECKED = -1000
 ARGS = "{args}"
 # A level in which no request kept the limits counts as half a request: its logarithm is then known to be small.
 HALF_A_REQUEST = 0.5
+NONE_KEPT = (
+    "no request of the start kept the limits, so that its goodput counts as half a request: a gain over it says that "
+    "requests keep the limits now, and not how much faster they are"
+)
 UNSTEADY = "the start answers the same prompts differently from one start to the next: answers cannot be compared"
 STREAMS_KEPT = 500
 
@@ -137,6 +141,8 @@ class ServerEvaluator:
                 reason=self.redactor.text(level.result.stopped),
                 start_s=start_s,
             )
+        if configuration == START and self.objective == "goodput" and level.result.goodput_per_s == 0:
+            notes.append(NONE_KEPT)
         metrics = metrics_of(level.result)
         if self.objective not in metrics:
             common = next(iter(level.result.errors), "no request succeeded")
