@@ -213,21 +213,31 @@ class CapacityResult:
     littles_law: float | None = None
 
     @property
+    def unit(self) -> str:
+        return "requests/s" if self.by == "rate" else "requests under way"
+
+    @property
+    def interval(self) -> str:
+        """The confidence interval in parentheses, or nothing."""
+        if self.low is None or self.high is None:
+            return ""
+        return f" (95 % confidence interval {digits(self.low)} to {digits(self.high)})"
+
+    @property
     def text(self) -> str:
-        unit = "requests/s" if self.by == "rate" else "requests under way"
+        unit = self.unit
         if self.value is None and self.missed is None:
             return f"Capacity: not found, because no level at a {self.by} was measured. {self.why}".strip()
         if self.value is None:
             return f"Capacity: no load met the SLO, down to {digits(self.missed or 0.0)} {unit}. {self.why}"
         if self.missed is None:
             return f"Capacity: at least {digits(self.value)} {unit}, the highest load tried. {self.why}"
-        interval = ""
-        if self.low is not None and self.high is not None:
-            interval = f" (95 % confidence interval {digits(self.low)} to {digits(self.high)})"
         steady = ""
         if self.littles_law is not None and abs(self.littles_law - 1) > STEADY:
             steady = f" Not in a steady state: Little's law holds to {100 * abs(self.littles_law - 1):.0f} % only."
-        return f"Capacity: {digits(self.value)} {unit}{interval}, found in {self.levels} levels. {self.why}{steady}"
+        return (
+            f"Capacity: {digits(self.value)} {unit}{self.interval}, found in {self.levels} levels. {self.why}{steady}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

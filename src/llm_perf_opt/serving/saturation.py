@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from llm_perf_opt.core.units import digits
-from llm_perf_opt.serving.results import BenchDocument, LevelResult
+from llm_perf_opt.serving.results import BenchDocument, CapacityResult, LevelResult
 
 # A level that adds less than this share of what a linear server would add saturates it.
 LEAST_GAIN = 0.1
@@ -49,7 +49,12 @@ def saturation(levels: Sequence[LevelResult]) -> Saturation | None:
 
 
 def recommended(document: BenchDocument) -> LevelResult | None:
-    """The level to run at: with an SLO the most load that meets it, else the last one before saturation."""
+    """The level to run at: with an SLO the most load that meets it, else the last one before saturation.
+
+    Of a search the one at the highest load that met the SLO; its first levels, closed loops at another load, are none.
+    """
+    if document.capacity is not None:
+        return next((one for one in document.levels if is_sound(one) and _is_met(one, document.capacity)), None)
     levels = [level for level in ordered(document.levels) if is_sound(level)]
     if document.slo.is_set:
         met = [level for level in levels if level.meets_slo]
@@ -58,6 +63,11 @@ def recommended(document: BenchDocument) -> LevelResult | None:
     if found is not None:
         return found.level
     return levels[-1] if levels else None
+
+
+def _is_met(level: LevelResult, capacity: CapacityResult) -> bool:
+    load = level.rate if capacity.by == "rate" else level.concurrency
+    return load is not None and load == capacity.met
 
 
 def verdict(document: BenchDocument) -> str | None:

@@ -185,6 +185,13 @@ def test_a_server_under_load_is_told_by_throughput_latency_and_kept_limits(tmp_p
     assert view_of(tmp_path / "late").headline.verdict.startswith(
         "Invalid, because the client was late by 9.600 ms on average: 4,008.5 output tokens per second with 16 at once"
     )
+    capacity = Metric(
+        value=15.4, unit="requests/s", how="requests/s that meet TTFT ≤ 300 ms", source="bench/bench.json"
+    )
+    write_run(tmp_path / "search", stage("bench", tmp_path, metrics={**metrics, "serve_capacity": capacity}))
+    assert view_of(tmp_path / "search").headline.verdict.startswith(
+        "Capacity: 15.4 requests/s that meet TTFT ≤ 300 ms. At the highest load that met them 4,008.5 output tokens per"
+    )
     # No stage of our own inference could have been run here.
     assert (view.parts, view.provenance.not_run, view.headline.split) == ((), (), None)
 

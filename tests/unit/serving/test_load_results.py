@@ -11,7 +11,7 @@ from llm_perf_opt.serving.block import result_block
 from llm_perf_opt.serving.config import LoadLevel, LoadSection, SloSection
 from llm_perf_opt.serving.foreign import read_results
 from llm_perf_opt.serving.records import LoadRun, RequestRecord
-from llm_perf_opt.serving.results import BenchDocument, LatencyFigures, LevelResult, level_result
+from llm_perf_opt.serving.results import BenchDocument, CapacityResult, LatencyFigures, LevelResult, level_result
 from llm_perf_opt.serving.saturation import recommended, saturation, verdict
 from llm_perf_opt.serving.vllm_file import vllm_json
 
@@ -160,6 +160,25 @@ def test_levels_whose_client_was_late_are_named_where_a_level_is_recommended() -
     assert verdict(BenchDocument(levels=levels)) == "The client was late at concurrency 1, concurrency 4: not counted."
     assert bench_metrics(BenchDocument(levels=levels), source="")["serve_client_late_ms"].value == 20.0
     assert "serve_client_late_ms" not in bench_metrics(BenchDocument(levels=(*levels, above)), source="")
+
+
+def test_a_search_shows_the_highest_load_that_met_the_slo_and_its_capacity() -> None:
+    rates = [
+        replace(_level(1, 240, 80), concurrency=None, rate=rate, label=f"{rate} requests/s", meets_slo=rate < 15.5)
+        for rate in (15.57, 7.8, 15.25)
+    ]
+    found = CapacityResult(by="rate", value=15.4, low=14.9, high=15.6, met=15.25, missed=15.57, levels=4)
+    document = BenchDocument(
+        levels=(_level(32, 311, 896, meets_slo=False), *rates), slo=SloSection(ttft_ms=300), capacity=found
+    )
+    assert recommended(document) == shown_level(document) == rates[2]
+    metric = bench_metrics(document, source="")["serve_capacity"]
+    assert (metric.value, metric.unit, metric.how) == (
+        15.4,
+        "requests/s",
+        "requests/s that meet TTFT ≤ 300 ms (95 % confidence interval 14.9 to 15.6)",
+    )
+    assert "serve_capacity" not in bench_metrics(replace(document, capacity=replace(found, value=None)), source="")
 
 
 def test_a_block_says_what_its_figures_are_not() -> None:

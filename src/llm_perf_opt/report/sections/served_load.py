@@ -147,6 +147,10 @@ def bench_metrics(document: BenchDocument, *, source: str) -> dict[str, Metric]:
     top = shown_level(document)
     if top is not None:
         metrics |= _metrics(top, "", source)
+    if document.capacity is not None and document.capacity.value is not None:
+        found = document.capacity
+        how = f"{found.unit} that meet {document.slo.text}{found.interval}"
+        metrics["serve_capacity"] = Metric(value=found.value, unit=found.unit, how=how, source=source)
     if len(document.levels) > 1:
         for level in document.levels:
             metrics |= _metrics(level, f"[{level.key}]", source)

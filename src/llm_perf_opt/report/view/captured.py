@@ -8,7 +8,7 @@ from llm_perf_opt.capture.kernels.ncu_records import Bound, NcuAnalysis
 from llm_perf_opt.capture.rows import RangeRow
 from llm_perf_opt.core.names import PROGRAM
 from llm_perf_opt.core.records import Metric, StageRecord
-from llm_perf_opt.core.units import count_of, format_bytes, format_ms, format_percent
+from llm_perf_opt.core.units import count_of, digits, format_bytes, format_ms, format_percent
 from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis, ScopeRecord
 from llm_perf_opt.diagnosis.evidence import runs_on
 from llm_perf_opt.diagnosis.facts import Known, Unknown
@@ -213,6 +213,7 @@ TILES = (
     ("serve_e2el_ms", "End-to-end", "from sending a request to its last token"),
     ("serve_output_tokens_per_s", "Output tokens", "of all requests that succeeded, by the time the load took"),
     ("serve_requests_per_s", "Requests", "that succeeded, by the time the load took"),
+    ("serve_capacity", "Capacity", "the highest load at which enough requests keep to every limit"),
     ("serve_goodput_per_s", "Goodput", "requests that kept to every limit, by the time the load took"),
 )
 
@@ -267,6 +268,9 @@ def served_verdict(stage: StageRecord) -> str:
     # There where the queue grew, and only there.
     if "serve_growth" in stage.metrics:
         text += "; the server did not keep up, so latencies grew for as long as the load lasted"
+    capacity = stage.metrics.get("serve_capacity")
+    if capacity is not None and isinstance(capacity.value, int | float):
+        text = f"Capacity: {digits(float(capacity.value))} {capacity.how}. At the highest load that met them {text}"
     late = _number(stage, "serve_client_late_ms")
     if late is not None:
         return f"{failed}Invalid, because the client was late by {format_ms(late)} on average: {text}."
