@@ -90,6 +90,7 @@ STREAMS: dict[str, Callable[[], Iterator[bytes]]] = {
 PAGES: dict[str, Callable[[], Iterator[bytes]]] = {
     "endless_page": lambda: after(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n", then=forever(b"y" * 65536)),
     "page_bomb": lambda: iter([answer(BOMB, headers=GZIP)]),
+    "torn_page": lambda: iter([answer(b"not packed", headers=GZIP)]),
     "deep_page": lambda: iter([answer(b'{"data": ' + DEEP)]),
     "slow_page": lambda: after(b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n", then=forever(b"y", pause_s=0.05)),
     "html_page": lambda: iter([answer(b"<html>Welcome</html>", headers=HTML)]),

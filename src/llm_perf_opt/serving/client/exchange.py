@@ -65,7 +65,7 @@ async def _exchange(
                 )
     except TimeoutError as error:
         raise TooLate(f"no whole answer within {timeout_s:g} s") from error
-    except (ValueError, zlib.error) as error:
+    except ValueError as error:
         raise UnusableAnswer(str(error)) from error
     except (aiohttp.ClientError, OSError) as error:
         raise NoAnswer(describe(error)) from error
@@ -94,7 +94,10 @@ async def read_bounded(response: aiohttp.ClientResponse, most_bytes: int, *, cut
     parts: list[bytes] = []
     size = 0
     async for data in response.content.iter_chunked(PIECE):
-        part = data if unpack is None else unpack.decompress(data, most_bytes + 1 - size)
+        try:
+            part = data if unpack is None else unpack.decompress(data, most_bytes + 1 - size)
+        except zlib.error as error:
+            raise ValueError(f"its answer is not what its Content-Encoding says ({error})") from error
         parts.append(part)
         size += len(part)
         if size > most_bytes:

@@ -6,7 +6,6 @@ connection is open for the next request. A failure is a record too, never an exc
 
 import asyncio
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -199,7 +198,7 @@ class Sender:
             exchange.is_stale = exchange.is_reused and exchange.response is None
             if not stream.is_whole:
                 stream.error = f"the connection failed ({describe(error)})"
-        except (msgspec.DecodeError, ValueError, RecursionError, zlib.error) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             stream.error = f"the stream is not valid ({error})"
         finally:
             del self.under_way[index]
@@ -255,7 +254,7 @@ async def _refusal(response: aiohttp.ClientResponse) -> str:
     if response.content_type == "text/html":
         return f"HTTP {response.status} {response.reason}, with a page for people"
     said = b""
-    with suppress(TimeoutError, aiohttp.ClientError, ValueError, zlib.error):
+    with suppress(TimeoutError, aiohttp.ClientError, ValueError):
         async with asyncio.timeout(ERROR_S):
             said = await read_bounded(response, ERROR_BYTES, cut=True)
     if len(said) >= ERROR_BYTES:
