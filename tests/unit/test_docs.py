@@ -49,6 +49,16 @@ def test_the_first_page_names_every_other_but_the_decisions() -> None:
     assert linked == {p.name for p in DOCS.glob("*.md")} - {"index.md"}
 
 
+def test_no_example_page_links_to_a_file_that_is_not_published_with_it() -> None:
+    links = {
+        (page.name, link)
+        for page in (DOCS / "showcase").glob("*.html")
+        for link in re.findall(r'<[a-z]+\b[^>]*\s(?:href|src)="([^"]*)"', page.read_text(encoding="utf-8"))
+        if not re.match(r"#|https?:|data:|mailto:", link)
+    }
+    assert {(page, link) for page, link in links if not (DOCS / "showcase" / link).is_file()} == set()
+
+
 # Pages that are not help in using or extending it.
 NOT_FOR_MODELS = {"index.md", "compared.md", "founding.md", "migration.md", "support.md"}
 

@@ -86,7 +86,7 @@ def render_first_screen(screen: FirstScreen) -> str:
         render_findings(screen.findings[:MOST_FINDINGS]),
     ]
     more = len(screen.findings) - MOST_FINDINGS
-    parts.append(f"<div style='opacity:.75'>and {more} more findings</div>" if more > 0 else "")
+    parts.append(f"<div style='opacity:.75'>and {more} more finding{'s' if more > 1 else ''}</div>" if more > 0 else "")
     return f"<div style='max-width:60em'>{''.join(parts)}</div>"
 
 
