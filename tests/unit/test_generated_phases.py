@@ -1,15 +1,19 @@
 """Phases of transformers' own loops are found without a mark in the program; those it marks itself win."""
 
+import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from llm_perf_opt.marks import MARKS_DIR
+from llm_perf_opt.profiling.found_model import read_found_model, with_found_model
 from llm_perf_opt.profiling.injection import found_phases_environment
 from llm_perf_opt.profiling.program import describe_program, read_marks
+from llm_perf_opt.testing import plain_config
 
 UTILS = '''
 class GenerationMixin:
@@ -101,3 +105,47 @@ def test_the_run_says_that_phases_were_found(tmp_path: Path) -> None:
 def test_the_real_generate_has_these_phases(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     assert run(tmp_path, REAL, is_real=True) == [("prefill", 10), *[("decode_step", 2)] * 3]
+
+
+DESCRIBED = """
+class Weight:
+    dtype = "torch.bfloat16"
+    class device:
+        type = "cuda"
+
+class Config:
+    _name_or_path = "/models/Tiny-1B/"
+    def to_dict(self):
+        return {"model_type": "llama", "dtype": Weight.dtype, "hidden_size": 64}
+
+class Whole(Model):
+    config = Config()
+    def parameters(self):
+        return iter([Weight()])
+"""
+
+
+def test_the_first_model_that_generates_is_described_for_its_bounds(tmp_path: Path) -> None:
+    clean = tmp_path / "marks-1"
+    clean.mkdir()
+    run(clean, MODEL + DESCRIBED + "Model().generate(Ids())\nWhole().generate(Ids())\n")
+    assert read_found_model(tmp_path) is None
+    other = tmp_path / "marks-2"
+    other.mkdir()
+    run(other, MODEL + DESCRIBED + "Whole().generate(Ids())\nWhole().generate(Ids())\n")
+    found = read_found_model(tmp_path)
+    assert found is not None
+    assert (found.name, found.dtype, found.device) == ("Tiny-1B", "bfloat16", "cuda")
+    assert found.config["hidden_size"] == 64
+    config = with_found_model(plain_config(tmp_path), found, tmp_path)
+    assert (config.model.name, config.model.dtype, config.model.weights) == ("Tiny-1B", "bfloat16", "random")
+    assert config.run.device == plain_config(tmp_path).run.device
+    assert json.loads((tmp_path / "found_model" / "config.json").read_bytes()) == found.config
+    on_cpu = with_found_model(plain_config(tmp_path), replace(found, device="cpu", dtype="float64"), tmp_path)
+    assert (on_cpu.run.device, on_cpu.model.dtype) == ("cpu", "auto")
+
+
+def test_a_model_file_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "marks-1").mkdir()
+    (tmp_path / "marks-1" / "model-7.json").write_text('{"name": "x"', encoding="utf-8")
+    assert read_found_model(tmp_path) is None

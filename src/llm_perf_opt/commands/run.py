@@ -73,7 +73,8 @@ def main(argv: Sequence[str]) -> int:
 
     missing = [tool for tool in (NSYS, NCU) if not _is_here(tool)]
     for tool in missing:
-        print(f"INFO: {tool} is left out: {_why_not(tool)}", file=sys.stderr)
+        if tool not in asked and not any(word.startswith(f"pipeline.{tool}.enable=") for word in given):
+            print(f"INFO: {tool} is left out: {_why_not(tool)}", file=sys.stderr)
     if NCU not in missing and NCU not in asked and not any(word.startswith("pipeline.ncu.enable=") for word in given):
         print(f"INFO: {NCU_LEFT_OUT}", file=sys.stderr)
     implied = implied_overrides(given, command, missing=missing)
@@ -144,12 +145,12 @@ def _holds_data(number: int) -> bool:
 
 
 def implied_overrides(given: Sequence[str], command: Sequence[str], *, missing: Sequence[str]) -> list[str]:
-    """What `run` stands for: every stage that can work here but ncu; the model's bounds where a model is named."""
+    """What `run` stands for: every stage that can work here but ncu; bounds of the model named, or found in it."""
     on = [f"pipeline.{NSYS}.enable={'false' if NSYS in missing else 'true'}", f"pipeline.{NCU}.enable=false"]
-    declared = declares_model(given)
     return [
         f"workload.command={quote(list(command))}",
-        f"pipeline.static_analysis.enable={'true' if declared else 'false'}",
+        "pipeline.static_analysis.enable=true",
+        f"pipeline.static_analysis.find_model={'false' if declares_model(given) else 'true'}",
         "pipeline.torch_profiler.enable=true",
         "pipeline.host_samples.enable=true",
         *on,
@@ -162,11 +163,13 @@ def declares_model(overrides: Sequence[str]) -> bool:
 
 
 def _is_here(tool: str) -> bool:
-    return shutil.which(tool) is not None and (tool != NCU or _has_gpu())
+    return shutil.which(tool) is not None and _has_gpu()
 
 
 def _why_not(tool: str) -> str:
-    return "it is not on PATH" if shutil.which(tool) is None else "this machine has no GPU"
+    if shutil.which(tool) is None:
+        return "it is not on PATH"
+    return "this machine has no GPU" + (" (--nsys records its OS calls and NVTX ranges)" if tool == NSYS else "")
 
 
 def _has_gpu() -> bool:

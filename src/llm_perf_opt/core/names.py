@@ -9,7 +9,7 @@ DIRECT_INFERENCE: Final = "direct_inference"
 NSYS: Final = "nsys"
 NCU: Final = "ncu"
 HOST_SAMPLES: Final = "host_samples"
-BUILT_IN = (STATIC_ANALYSIS, HOST_SAMPLES, TORCH_PROFILER, DIRECT_INFERENCE, NSYS, NCU)
+BUILT_IN = (HOST_SAMPLES, STATIC_ANALYSIS, TORCH_PROFILER, DIRECT_INFERENCE, NSYS, NCU)
 # The entry points by which stages are found.
 STAGE_GROUP: Final = "llm_perf_opt.stages"
 # Clean times given by hand to `llm-perf analyze` are in the manifest as a stage of this name.

@@ -22,10 +22,11 @@ AUTOMATIC = f"{GC}.automatic"
 LOCK, PROCESS, SMALL = "host.wait.lock", "host.wait.process", "host.work.small_tensors"
 WORK = ("host.work", "host.disk")
 COMPILE, RECOMPILE = "host.startup.compile", "host.work.recompile"
+GENERATION, NO_CACHE = "host.work.operators.generation", "host.work.no_cache"
 # This many compilations of one function are not those of a few expected shapes.
 RECOMPILED = 3
 # Operators that use all threads they may.
-THREADED = (OPERATORS, "host.work.float64")
+THREADED = (OPERATORS, GENERATION, "host.work.float64")
 # From this part of their time on, threads that wait for a processor are too many.
 CROWDED = 0.25
 # A thread that works for this part of the main thread's samples is busy.
@@ -115,7 +116,10 @@ def _by_switches(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
         return rows
     if "anomaly_mode" in seen.flags:
         told = "anomaly mode of torch.autograd is on"
-        rows = [replace(row, cell=CHECKS, detail=told) if row.cell in (OPERATORS, SMALL) else row for row in rows]
+        checked = (OPERATORS, GENERATION, SMALL)
+        rows = [replace(row, cell=CHECKS, detail=told) if row.cell in checked else row for row in rows]
+    if "no_kv_cache" in seen.flags:
+        rows = [replace(row, cell=NO_CACHE) if row.cell == GENERATION else row for row in rows]
     limit = _thread_limit(found)
     if limit is not None and limit < seen.threads.processors and found.cpu_s is not None:
         told = f"{limit} of {seen.threads.processors} processors"

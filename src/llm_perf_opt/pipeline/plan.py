@@ -15,9 +15,10 @@ from llm_perf_opt.core.names import BUILT_IN, STAGE_GROUP, STATIC_ANALYSIS
 from llm_perf_opt.core.records import StageTraits
 from llm_perf_opt.core.stage import Obstacle, Stage, traits_of
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.profiling.stages.static_analysis import StaticAnalysisConfig
 
-COMMAND_INSTEAD = "workload.command replaces our own inference, so there is no model to look at"
 NO_MODEL_NAMED = "no model is named that the program runs; model=<preset>, or model.path, gives its bounds"
+COMMAND_INSTEAD = "workload.command replaces our own inference, so there is no model to look at"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +111,9 @@ def _skip(stage: Stage, config: AppConfig) -> str | None:
         return None
     if stage.name != STATIC_ANALYSIS:
         return COMMAND_INSTEAD
-    return None if config.workload.declares_model else NO_MODEL_NAMED
+    settings = config.stages[stage.name]
+    finds = isinstance(settings, StaticAnalysisConfig) and settings.find_model
+    return None if config.workload.declares_model or finds else NO_MODEL_NAMED
 
 
 def order(after: Mapping[str, tuple[str, ...]]) -> list[str]:

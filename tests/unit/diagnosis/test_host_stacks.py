@@ -304,6 +304,8 @@ def observed(
             {"host.wait.cpu": 100, "host.work.operators": 100},
         ),
         ("host.work.operators", observed(flag="anomaly_mode"), 2.0, {"host.work.checks": 200}),
+        ("host.work.operators.generation", observed(flag="no_kv_cache"), 2.0, {"host.work.no_cache": 200}),
+        ("host.work.operators", observed(flag="no_kv_cache"), 2.0, {"host.work.operators": 200}),
         # Little processor time is a wait, unless it had to wait for its turn.
         ("host.work.python", observed(), 0.2, {"host.wait.other": 200}),
         ("host.work.python", observed(waited_s=1.5), 0.2, {"host.work.python": 200}),
@@ -422,6 +424,8 @@ def test_what_loads_from_files_in_a_loop_of_the_caller_is_loaded_again() -> None
         ("host.wait.process.start", "starting a process costs milliseconds"),
         ("host.wait.process.pickle", "send less"),
         ("host.exit", "os._exit(0)"),
+        ("host.work.operators.generation", "generate() computes"),
+        ("host.work.no_cache", "leave out use_cache=False"),
     ],
 )
 def test_the_fix_is_that_of_the_cell_with_most_of_the_time(cell: str, words: str) -> None:
@@ -429,3 +433,10 @@ def test_the_fix_is_that_of_the_cell_with_most_of_the_time(cell: str, words: str
     assert scope is not None
     (finding,) = judge([scope], PLAIN)
     assert words in finding.remedy
+
+
+def test_operators_of_a_call_of_generate_have_a_cell_of_their_own() -> None:
+    call = Frame(function="GenerationMixin.generate", file=f"{SITE}/transformers/generation/utils.py", line=9)
+    leaf = Frame(function="Linear.forward", file=f"{SITE}/torch/nn/modules/linear.py", line=9)
+    rows = host_rows([stack(MAIN, call, leaf), stack(MAIN, leaf, samples=2)], lines())
+    assert [row.cell for row in rows] == ["host.work.operators", "host.work.operators.generation"]

@@ -167,12 +167,13 @@ def test_run_stands_for_a_profile_of_the_command_with_every_stage_that_is_here()
     assert implied_overrides(given, command, missing=["ncu"]) == [
         'workload.command=["python","a b.py","--","-x"]',
         "pipeline.static_analysis.enable=true",
+        "pipeline.static_analysis.find_model=false",
         "pipeline.torch_profiler.enable=true",
         "pipeline.host_samples.enable=true",
         "pipeline.nsys.enable=true",
         "pipeline.ncu.enable=false",
     ]
-    assert "pipeline.static_analysis.enable=false" in implied_overrides([], command, missing=[])
+    assert "pipeline.static_analysis.find_model=true" in implied_overrides([], command, missing=[])
 
 
 def test_run_without_a_program_says_where_to_put_it() -> None:

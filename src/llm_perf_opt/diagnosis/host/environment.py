@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 FLAGS = {
+    "no_kv_cache": "generate() keeps no KV cache (use_cache=False): each token computes all tokens before it again",
     "anomaly_mode": "torch.autograd's anomaly mode is on: each operator keeps its stack, and each gradient is checked",
     "deterministic": "torch.use_deterministic_algorithms is on: some operators take slower kernels",
     "default_float64": "torch's default dtype is float64: new tensors have twice the bytes and half the speed or less",

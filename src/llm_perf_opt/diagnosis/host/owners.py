@@ -45,12 +45,14 @@ class _Rule:
     names: Patterns
     lines: Patterns
     is_leaf: bool
+    under: Patterns
     of: tuple[str, ...]
     also: Patterns
     without: Patterns
 
     def fits_frames(self, frames: Sequence[str]) -> bool:
-        return _any(self.frames, frames[-1:] if self.is_leaf else frames)
+        fits = _any(self.frames, frames[-1:] if self.is_leaf else frames)
+        return fits and (not self.under or _any(self.under, frames))
 
     def fits_line(self, names: Sequence[str], line: str) -> bool:
         """The names of a line; its text where it has none."""
@@ -87,6 +89,7 @@ def _read(kind: str) -> tuple[_Rule, ...]:
             names=patterns(rule, "names"),
             lines=patterns(rule, "lines"),
             is_leaf=rule.get("where") == "leaf",
+            under=patterns(rule, "under"),
             of=tuple(rule.get("of", ())),
             also=patterns(rule, "also"),
             without=patterns(rule, "without"),

@@ -14,9 +14,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+FOLDER = "LLM_PERF_MARKS_DIR"
 WRAPPED = "_llm_perf_wrapped"
 PHASE = "phase"
 
@@ -67,6 +68,7 @@ class GenerationMarks:
     def __init__(self, path: str) -> None:
         self.path = path
         self.local = threading.local()
+        self.is_described = False
 
     def wrap(self, module: Any) -> None:
         mixin = getattr(module, "GenerationMixin", None)
@@ -98,8 +100,33 @@ class GenerationMarks:
             finally:
                 self.local.call = None
                 call.end()
+                self.describe(model)
 
         mixin.generate = generate
+
+    def describe(self, model: Any) -> None:
+        """The first model that generates, by its own configuration: bounds are taken of it. No phase is open then."""
+        folder = os.environ.get(FOLDER)
+        if self.is_described or not folder:
+            return
+        self.is_described = True
+        config: Any = getattr(model, "config", None)
+        parameter: Any = next(iter(model.parameters()), None) if hasattr(model, "parameters") else None
+        if not hasattr(config, "to_dict") or parameter is None:
+            return
+        import json
+
+        told = {
+            "name": os.path.basename(str(getattr(config, "_name_or_path", "")).rstrip("/")) or type(model).__name__,
+            "dtype": str(parameter.dtype).removeprefix("torch."),
+            "device": parameter.device.type,
+            "config": config.to_dict(),
+        }
+        # What JSON has no word for, such as a dtype, is no size.
+        with suppress(OSError, TypeError, ValueError):
+            text = json.dumps(told, default=str, allow_nan=False)
+            with open(os.path.join(folder, f"model-{os.getpid()}.json"), "w", encoding="utf-8") as file:
+                file.write(text)
 
     @contextmanager
     def inside(self, call: GenerateCall) -> Iterator[None]:

@@ -212,6 +212,8 @@ class Observer:
                 return
             place = self.places[key] = LookedAt()
         place.weight_s += weight_s
+        if "no_kv_cache" not in self.flags and "transformers.generation.utils" in sys.modules:
+            self.look_at_generation(leaf)
         place.grown += grown
         span = span_of(frame.f_code, frame.f_lasti, key[2])
         if span is not None:
@@ -222,6 +224,17 @@ class Observer:
             if around is not None and around is not frame:
                 place.types.update(values_of(around))
             place.types.update(values_of(frame))
+
+    def look_at_generation(self, leaf: FrameType) -> None:
+        """Whether `generate()` of transformers was told not to keep keys and values."""
+        frame: FrameType | None = leaf
+        while frame is not None:
+            if frame.f_code.co_filename.endswith("/transformers/generation/utils.py"):
+                given = frame.f_locals.get("model_kwargs")
+                if type(given) is dict and "use_cache" in given:
+                    self.flags["no_kv_cache"] = given["use_cache"] is False
+                    return
+            frame = frame.f_back
 
     def look_at_tasks(self, weight_s: float) -> None:
         """What the tasks of an idle event loop wait for: the line of the program's own that awaits."""

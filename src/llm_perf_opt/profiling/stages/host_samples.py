@@ -10,7 +10,7 @@ from llm_perf_opt.config.schema import StageConfig
 from llm_perf_opt.core.documents import HostDocument, Stats
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import write_json
-from llm_perf_opt.core.names import HOST_SAMPLES, HOST_SAMPLES_FILE, STATIC_ANALYSIS
+from llm_perf_opt.core.names import HOST_SAMPLES, HOST_SAMPLES_FILE
 from llm_perf_opt.core.records import Metric, StageFile, StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.core.units import format_ms
@@ -34,7 +34,7 @@ class HostSamplesStage:
     name = HOST_SAMPLES
     config_cls = HostSamplesConfig
     # First of those that run the program, so that its answer is there before any profiler starts.
-    after: tuple[str, ...] = (STATIC_ANALYSIS,)
+    after: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
     runs_model = True
     gives_clean_pass = False

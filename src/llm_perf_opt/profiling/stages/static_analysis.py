@@ -12,7 +12,7 @@ from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import STATIC_ANALYSIS, STATIC_JSON, STATIC_MD
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
-from llm_perf_opt.errors import CommandFailed, ProfilingError, StageSkipped
+from llm_perf_opt.errors import CommandFailed, ConfigError, ProfilingError, StageSkipped
 from llm_perf_opt.model.estimate.what_if import what_if
 from llm_perf_opt.model.hardware.calibrate import cpu_driver
 from llm_perf_opt.model.hardware.hardware import (
@@ -41,6 +41,7 @@ from llm_perf_opt.model.static.operator_count import Count
 from llm_perf_opt.model.static.parts import Model
 from llm_perf_opt.model.static.quantised import Quantised, read_quantised, run_dtypes
 from llm_perf_opt.model.static.what_if import WhatIf
+from llm_perf_opt.profiling.found_model import read_found_model, with_found_model
 from llm_perf_opt.profiling.static_child import (
     COUNTS_FILE,
     FACTS_FILE,
@@ -57,6 +58,10 @@ from llm_perf_opt.system.process import CommandResult
 from llm_perf_opt.workload.models.base import ModelAdapter
 from llm_perf_opt.workload.models.registry import choose_dtype, load_adapter
 
+NO_MODEL_FOUND = (
+    "no model is named that the program runs, and no generate() of transformers was seen in it; model=<preset>, or "
+    "model.path, gives its bounds"
+)
 STATIC_RUNNER = "llm_perf_opt.children.static_counts"
 
 
@@ -66,12 +71,13 @@ class StaticAnalysisConfig(StageConfig):
 
     `use_analytic_fallback`: the closed form is used alone when operators cannot be counted; else the stage fails.
     `use_synthetic_inputs`: shapes are synthetic; else the first sample sets them. `write_reports`: files, or the
-    manifest alone.
+    manifest alone. `find_model`: of a program whose model nobody named, that which a library of it generates with.
     """
 
     write_reports: bool = True
     use_analytic_fallback: bool = True
     use_synthetic_inputs: bool = True
+    find_model: bool = False
 
 
 class StaticAnalysisStage:
@@ -104,11 +110,19 @@ class StaticAnalysisStage:
                 f"bounds are those of a whole model on one device, and infer.tp={ctx.config.infer.tp} splits it; "
                 "`llm-perf plan` estimates split models"
             )
+        is_found = cfg.find_model and ctx.config.workload.command is not None and not declares_model(ctx)
+        if is_found:
+            ctx = replace(ctx, config=config_of_found_model(ctx, cfg.timeout_s))
         if ctx.config.workload.command is not None:
             ctx = replace(ctx, config=lengths_of_program(ctx, cfg.timeout_s))
         config = ctx.config
         adapter = load_adapter(config.model.adapter)
-        geometry = adapter.geometry(config.model)
+        try:
+            geometry = adapter.geometry(config.model)
+        except ConfigError as error:
+            if not is_found:
+                raise
+            raise StageSkipped(f"the model that was found has no bounds here: {error}") from error
         where = _where(config)
         try:
             model = adapter.parts(geometry, where=where)
@@ -153,6 +167,22 @@ class StaticAnalysisStage:
             files = _write(document, counted_markdown(analysis, notes=notes), ctx.out_dir)
         source = f"{self.name}/{STATIC_JSON}" if cfg.write_reports else None
         return StageOutput(metrics=counted_metrics(analysis, source=source), files=files, notes=notes)
+
+
+def declares_model(ctx: StageContext) -> bool:
+    return bool(ctx.config.workload.declares_model)
+
+
+def config_of_found_model(ctx: StageContext, timeout_s: float) -> AppConfig:
+    """The configuration with the model that a library of the program generates with."""
+    from llm_perf_opt.profiling.baseline import CLEAN_DIR, clean_baseline
+
+    clean_baseline(ctx, timeout_s)
+    found = read_found_model(ctx.workload_dir / CLEAN_DIR)
+    if found is None:
+        raise StageSkipped(NO_MODEL_FOUND)
+    ctx.say(f"{ctx.out_dir.name}: the program generates with {found.name} in {found.dtype} on {found.device}")
+    return with_found_model(ctx.config, found, ctx.tmp_dir)
 
 
 def lengths_of_program(ctx: StageContext, timeout_s: float) -> AppConfig:
