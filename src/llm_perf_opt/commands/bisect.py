@@ -161,6 +161,7 @@ def _bisect(
         command=tuple(program),
         names=tuple((name.label, name.title) for name in line.names),
         neighbours=neighbours,
+        notes=session.notes,
     )
     _show(document, folder, as_json=args.json)
     if session.search.skipped & {0, session.search.last}:

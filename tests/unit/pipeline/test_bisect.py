@@ -235,6 +235,31 @@ def test_the_commit_is_found_and_no_working_tree_stays(
     assert (out / "bisect.md").read_text().startswith("### llm-perf bisect: regression\n")
 
 
+@pytest.mark.parametrize(("drift", "exit_code", "outcome"), [(3.0, 0, "regression"), (6.0, 3, "inconclusive")])
+def test_a_machine_that_changed_during_the_search_is_reported(
+    drift: float,
+    exit_code: int,
+    outcome: str,
+    repo: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Everything slows down after the control and the ends, with the same ratios."""
+
+    def value(self: measure.Measure, place: RunPlace, name: str) -> float:
+        return by_revision(place, name) * (drift if int(name[:4]) > 16 else 1.0)
+
+    monkeypatch.setattr(measure.Measure, "value", value)
+    out = tmp_path / "out"
+    given = ["bisect", "good", "HEAD", "--no-neighbours", "-o", str(out), "--", "python", "prog.py"]
+    assert main(given) == exit_code
+    found = valid_file("bisect", out / "bisect.json")
+    assert (found["outcome"], found["culprits"]) == (outcome, [5])
+    assert "the machine changed during the search" in found["notes"][-1]
+    assert ("of the good end itself changed" in found["sentence"]) is (outcome == "inconclusive")
+
+
 def test_an_interrupted_search_goes_on_where_it_stopped(
     repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from statistics import median
 
-from llm_perf_opt.comparison.bisect.search import BisectSearch, PairsRequest
+from llm_perf_opt.comparison.bisect.search import FEWEST_PAIRS, BisectSearch, PairsRequest
 from llm_perf_opt.comparison.comparison import lower_is_better
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.pipeline.bisect.journal import PairEntry, PairJournal
@@ -12,6 +13,9 @@ from llm_perf_opt.pipeline.bisect.line import Line, PointFails, RunPlace
 
 # A smallest detectable change above this is worth a word before hours of runs.
 NOISY = 0.05
+# How far medians of the good end may lie apart from one comparison to the next: beyond the first factor a note says so,
+# beyond the second a change smaller than LARGE is not certain, because the same work is a different share of each.
+DRIFTED, UNSTEADY, LARGE = 2.0, 4.0, 0.5
 Value = Callable[[RunPlace, str], float]
 
 
@@ -27,6 +31,23 @@ class BisectSession:
     say: Callable[[str], None]
     _passes: int = 0
     _at: int | None = None
+    _good: list[tuple[int, list[float]]] = field(default_factory=list)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the good end's own values say of the machine."""
+        least, most = self._levels()
+        if most <= DRIFTED * least:
+            return ()
+        return (
+            f"the good end itself measured {least:.4g} in one comparison and {most:.4g} in another ({self.metric}, "
+            "medians): the machine changed during the search",
+        )
+
+    def _levels(self) -> tuple[float, float]:
+        """The least and the largest median of the good end over the comparisons."""
+        medians = [median(values) for _, values in self._good if len(values) >= FEWEST_PAIRS]
+        return (min(medians), max(medians)) if medians else (1.0, 1.0)
 
     def run(self) -> None:
         """Until the search has its answer."""
@@ -36,6 +57,19 @@ class BisectSession:
                 self._carry_out(request)
                 if request.phase == "control":
                     self._report_control()
+        self._doubt_small_changes()
+
+    def _doubt_small_changes(self) -> None:
+        """A small change on a machine that itself changed is no certain regression."""
+        answer, (least, most) = self.search.answer, self._levels()
+        if answer is None or answer.outcome != "regression" or most <= UNSTEADY * least:
+            return
+        if answer.change is not None and answer.change < LARGE:
+            self.search.answer = replace(
+                answer,
+                outcome="inconclusive",
+                reason=f"{self.metric} of the good end itself changed {most / least:.1f}-fold during the search",
+            )
 
     def _report_control(self) -> None:
         control = self.search.control
@@ -73,7 +107,14 @@ class BisectSession:
                 self.search.skip(request.point)
                 return
             ratios.append(entry.log_ratio)
+            if entry.good is not None:
+                self._note_level(request.point, entry.good)
         self.search.add(request.point, ratios)
+
+    def _note_level(self, point: int, good: float) -> None:
+        if not self._good or self._good[-1][0] != point:
+            self._good.append((point, []))
+        self._good[-1][1].append(good)
 
     def _pair(self, point: int) -> PairEntry:
         """One pass of the point and one of the good end; which comes first changes with every pair."""
