@@ -18,6 +18,7 @@ from llm_perf_opt.model.estimate.queueing import LoadTimes, closed_load, open_lo
 from llm_perf_opt.planning.deployments import Demand, Limits, highest_kept
 from llm_perf_opt.planning.prediction_table import filled
 from llm_perf_opt.serving.results import BENCH, BENCH_FILE, BenchDocument, LevelResult
+from llm_perf_opt.serving.saturation import is_sound
 from llm_perf_opt.system.files import read_limited
 from llm_perf_opt.system.terminal import terminal_table
 
@@ -93,7 +94,7 @@ def read_server(text: str) -> MeasuredServer:
         ) from error
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{OPTION}: {file} is not a bench.json ({error}); give a run of llm-perf bench") from error
-    levels = [level for level in document.levels if level.concurrency is not None and level.completed]
+    levels = [level for level in document.levels if level.concurrency is not None and is_sound(level)]
     problems = _problems(levels, file)
     if problems:
         raise ConfigError(problems)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -21,6 +22,10 @@ from llm_perf_opt.pipeline.compare.interleave import Experiment, parse_experimen
 from llm_perf_opt.pipeline.compare.sides import read_side, read_sides
 from llm_perf_opt.report.compare.page import timeline_pair
 from llm_perf_opt.report.run_files import read_run_files
+from llm_perf_opt.serving.client.lag import LoopLag
+from llm_perf_opt.serving.config import LoadLevel, SloSection
+from llm_perf_opt.serving.records import LoadRun, RequestRecord
+from llm_perf_opt.serving.results import BenchDocument, level_result
 from tests.support.fixtures_dir import DATA, REPO
 from tests.support.report_runs import HOSTILE, capture, stage, write_run
 from tests.support.schemas import valid, valid_file
@@ -611,3 +616,52 @@ def test_pairs_are_made_in_turns_and_compared(tmp_path: Path, monkeypatch: pytes
     started = {p.parent: read_manifest(p.parent).created_at for p in (tmp_path / "out").glob("*/*/manifest.json")}
     order = [f"{p.parent.name}{p.name}" for p, _ in sorted(started.items(), key=lambda item: item[1])]
     assert order == ["base1", "candidate1", "candidate2", "base2"]
+
+
+def bench_run(folder: Path, *, late_ms: dict[int, float], ttft_s: float = 0.1) -> Path:
+    """A run of bench at these concurrencies, whose client was late by so many milliseconds; one request is ramp-up."""
+    runs = [
+        LoadRun(
+            level=LoadLevel(concurrency=count),
+            records=[
+                RequestRecord(
+                    index=n,
+                    started_s=0.1 * n,
+                    status="ok",
+                    ttft_s=9.0 if n == 0 else ttft_s,
+                    latency_s=9.5 if n == 0 else ttft_s + 0.3,
+                    gaps_s=(0.1, 0.1, 0.1),
+                    output_tokens=4,
+                    is_ramp=n == 0,
+                )
+                for n in range(9)
+            ],
+            duration_s=4.0,
+            lag=LoopLag(mean_s=late / 1e3, p99_s=0.1, most_s=0.1, n=99),
+        )
+        for count, late in late_ms.items()
+    ]
+    lines = [
+        json.dumps({"level": run.level.key, **msgspec.to_builtins(record)}) for run in runs for record in run.records
+    ]
+    files: dict[str, tuple[str, Any]] = {
+        "bench_json": ("bench.json", BenchDocument(levels=tuple(level_result(run, SloSection()) for run in runs))),
+        "bench_requests": ("requests.jsonl", "\n".join(lines)),
+    }
+    return write_run(folder, stage("bench", folder, files))
+
+
+def test_loads_are_compared_where_the_client_was_in_time_and_ramp_up_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = bench_run(tmp_path / "a", late_ms={1: 0.1, 4: 0.1, 8: 50.0})
+    b = bench_run(tmp_path / "b", late_ms={1: 0.1, 4: 0.1, 8: 0.1})
+    assert main(["compare", str(a), str(b), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["notes"][0].startswith("both under concurrency 4, ")
+    row = next(row for row in found["metrics"] if row["metric"] == "ttft_ms")
+    assert (row["base"]["median"], row["base"]["n"]) == (pytest.approx(100.0), 8)
+    late = bench_run(tmp_path / "late", late_ms={8: 50.0})
+    assert main(["compare", str(late), str(b), "--json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert any("the client's event loop was late by 50.00 ms" in note for note in notes)

@@ -31,7 +31,7 @@ class ServedLevel:
     """One level: what it is called, the values of its requests that succeeded, by metric, and figures of it as a whole.
 
     `block` requests that follow each other are one repeat; 0 of a summary, whose medians are single values with
-    standard errors (as shares) in `errors`.
+    standard errors (as shares) in `errors`. `invalid` is why its figures are those of the client.
     """
 
     label: str
@@ -40,6 +40,7 @@ class ServedLevel:
     rates: Mapping[str, float]
     errors: Mapping[str, float] = field(default_factory=dict)
     failed: int = 0
+    invalid: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,7 @@ class _Request(msgspec.Struct):
     ttft_s: float | None
     latency_s: float | None
     output_tokens: int
+    is_ramp: bool = False
 
 
 def served_levels(manifest: RunManifest) -> dict[str, ServedLevel]:
@@ -91,6 +93,7 @@ def _levels(document: Path, lines: Path) -> dict[str, ServedLevel]:
             values=_values([one for one in requests if one.level == level.key], level.concurrency or BLOCK),
             rates=_whole(level),
             failed=level.failed,
+            invalid=level.invalid,
         )
         for level in levels
         if any(one.level == level.key and one.status == "ok" for one in requests)
@@ -105,7 +108,7 @@ def _values(requests: Sequence[_Request], block: int) -> dict[str, list[Repeated
 
     for one in requests:
         repeat, place = divmod(one.index, block)
-        if one.status != "ok":
+        if one.status != "ok" or one.is_ramp:
             continue
         if one.ttft_s is not None:
             add("ttft_ms", 1e3 * one.ttft_s, place=place, repeat=repeat)

@@ -132,25 +132,27 @@ def matched_sides(base: ReadSide, candidate: ReadSide, *, force: bool = False) -
 
 
 def _of_level(base: ReadSide, candidate: ReadSide) -> tuple[ReadSide, ReadSide]:
-    """Both sides under the last load that all their passes were measured with."""
+    """Both sides under the last load that all their passes were measured with, by a client that was in time."""
     first, *others = [*base.levels, *candidate.levels]
-    both = [level for key, level in first.items() if all(key in one for one in others)]
+    both = [key for key in first if all(key in one for one in others)]
     if not both:
         loads = [", ".join(level.label for level in side.levels[0].values()) for side in (base, candidate)]
         raise ConfigError(
             f"compare: the servers were not measured under the same load (got {loads[0]} and {loads[1]}), allowed: "
             "runs with a load.rate or load.concurrency in common"
         )
-    key = next(key for key, level in first.items() if level is both[-1])
-
-    blocks = f", {both[-1].block} consecutive requests are one repeat" if both[-1].block else ""
-    load = f"{both[-1].label}{blocks}"
+    valid = [key for key in both if all(one[key].invalid is None for one in (first, *others))]
+    key = (valid or both)[-1]
+    blocks = f", {first[key].block} consecutive requests are one repeat" if first[key].block else ""
+    load = f"{first[key].label}{blocks}"
 
     def under(side: ReadSide) -> ReadSide:
         passes = [{**one[key].values, **_each_once(one[key].rates)} for one in side.levels]
         errors = side.levels[0][key].errors if len(side.levels) == 1 else {}
         failed = [level.failed for one in side.levels if (level := one[key]).failed]
         damage = (*side.input.damage, *(f"{count:,} request{'s' if count > 1 else ''} failed" for count in failed))
+        late = [level.invalid for one in side.levels if (level := one[key]).invalid is not None]
+        damage = (*damage, *late)
         return replace(side, input=replace(side.input, passes=passes, errors=errors, load=load, damage=damage))
 
     return under(base), under(candidate)
