@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from llm_perf_opt.capture.kernels.names import classify_kernel  # noqa: E402
-from llm_perf_opt.model.estimate import engine as engine_module  # noqa: E402
+from llm_perf_opt.model.estimate import engine_model as engine_module  # noqa: E402
 from llm_perf_opt.model.estimate.bands import OTHER, OWN, Band, band_of  # noqa: E402
 from llm_perf_opt.model.estimate.parallel import Layout  # noqa: E402
 from llm_perf_opt.model.estimate.requests import label_of  # noqa: E402

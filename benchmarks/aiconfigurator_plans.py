@@ -25,11 +25,11 @@ sys.path.insert(0, str(ROOT))
 
 from llm_perf_opt.config.paths import conf_dir  # noqa: E402
 from llm_perf_opt.model.estimate.parallel import Layout  # noqa: E402
+from llm_perf_opt.planning.chosen_device import find_hardware  # noqa: E402
 from llm_perf_opt.planning.deployments import Limits, batches, layouts, rate_per_device  # noqa: E402
-from llm_perf_opt.planning.device import find_hardware  # noqa: E402
 from llm_perf_opt.planning.plan_table import spread  # noqa: E402
+from llm_perf_opt.planning.planning_rows import predict_row  # noqa: E402
 from llm_perf_opt.planning.predict_request import Case, parse_request  # noqa: E402
-from llm_perf_opt.planning.rows import predict_row  # noqa: E402
 from llm_perf_opt.planning.subject import subjects  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "aiconfigurator_plans.json"

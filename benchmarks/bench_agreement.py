@@ -39,8 +39,8 @@ import numpy.typing as npt
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
-from llm_perf_opt.serving.config import ServerSection  # noqa: E402
 from llm_perf_opt.serving.engine import ServerPlace, running_server  # noqa: E402
+from llm_perf_opt.serving.serving_config import ServerSection  # noqa: E402
 from llm_perf_opt.serving.traffic.synthetic import made_up  # noqa: E402
 from llm_perf_opt.system.redact import Redactor  # noqa: E402
 from tests.support.tiny_snapshot import write_tiny_snapshot  # noqa: E402

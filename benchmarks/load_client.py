@@ -146,9 +146,9 @@ def bare(port: int, streams: int, requests: int) -> dict[str, Any]:
 
 def ours(port: int, streams: int, requests: int) -> dict[str, Any]:
     from llm_perf_opt.serving.client.request import RequestTemplate
-    from llm_perf_opt.serving.config import LoadLevel, LoadSection
-    from llm_perf_opt.serving.load import Target, run_level
-    from llm_perf_opt.serving.records import LoadRun
+    from llm_perf_opt.serving.load_records import LoadRun
+    from llm_perf_opt.serving.load_run import Target, run_level
+    from llm_perf_opt.serving.serving_config import LoadLevel, LoadSection
     from llm_perf_opt.serving.traffic.synthetic import SyntheticTraffic
 
     template = RequestTemplate(

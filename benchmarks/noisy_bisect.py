@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/noisy_bisect.py [--trials 200] [--out FILE]
 
-The search of the package (`comparison/bisect/search.py`) on a simulated runner: a pass takes a lognormal time, and the
-culprit and all commits after it are slower by a known change. Target of the first two cases (64 commits, 10 % noise):
-the right commit in at least 19 of 20 with at most 2.5 log2(64) = 15 comparisons (median), and "no regression" in
-20 of 20 without a change. The others: disturbed runs, harmless differences between all commits, commits that fail.
+The search of the package (`comparison/bisect/bisect_search.py`) on a simulated runner: a pass takes a lognormal time,
+and the culprit and all commits after it are slower by a known change. Target of the first two cases (64 commits, 10 %
+noise): the right commit in at least 19 of 20 with at most 2.5 log2(64) = 15 comparisons (median), and "no regression"
+in 20 of 20 without a change. The others: disturbed runs, harmless differences between all commits, commits that fail.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llm_perf_opt.comparison.bisect.search import BisectSearch
+from llm_perf_opt.comparison.bisect.bisect_search import BisectSearch
 
 RESULT = Path(__file__).with_name("results") / "noisy_bisect.json"
 TRIALS = 200

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from llm_perf_opt.model.estimate.engine import ENGINES  # noqa: E402
+from llm_perf_opt.model.estimate.engine_model import ENGINES  # noqa: E402
 from llm_perf_opt.model.estimate.requests import (  # noqa: E402
     PROMPT_TOKENS,
     ArrivalRate,

@@ -24,17 +24,17 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from llm_perf_opt.serving.client.request import RequestTemplate
-from llm_perf_opt.serving.config import LoadLevel, LoadSection, ServerSection
 from llm_perf_opt.serving.engine import RunningServer, ServerPlace, running_server
-from llm_perf_opt.serving.load import run_level, send_one_by_one
-from llm_perf_opt.serving.records import LoadRun
+from llm_perf_opt.serving.load_records import LoadRun
+from llm_perf_opt.serving.load_run import run_level, send_one_by_one
 from llm_perf_opt.serving.requests.adapters.choose import INJECT, record_steps
-from llm_perf_opt.serving.requests.explain import LevelRecords, explain_level
-from llm_perf_opt.serving.requests.stored import STEP_FILES
-from llm_perf_opt.serving.requests.trace import read_steps
+from llm_perf_opt.serving.requests.request_causes import LevelRecords, explain_level
+from llm_perf_opt.serving.requests.request_trace import read_steps
+from llm_perf_opt.serving.requests.stored_requests import STEP_FILES
+from llm_perf_opt.serving.serving_config import LoadLevel, LoadSection, ServerSection
+from llm_perf_opt.serving.traffic.recorded_traffic import TraceSession, TraceTraffic, TraceTurn
 from llm_perf_opt.serving.traffic.sessions import Turn
 from llm_perf_opt.serving.traffic.synthetic import PROBE_WORDS, made_up
-from llm_perf_opt.serving.traffic.trace import TraceSession, TraceTraffic, TraceTurn
 from llm_perf_opt.system.redact import Redactor
 
 RESULTS = Path(__file__).with_name("results")

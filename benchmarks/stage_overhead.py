@@ -34,7 +34,7 @@ from llm_perf_opt.plugins.memory import cuda
 from llm_perf_opt.plugins.memory.stage import MemoryConfig
 from llm_perf_opt.plugins.memory.watcher import MemoryWatcher
 from llm_perf_opt.profiling.artifacts import Artifacts
-from llm_perf_opt.profiling.vendor.tools import probe_host
+from llm_perf_opt.profiling.vendor.vendor_tools import probe_host
 from llm_perf_opt.system.redact import Redactor
 
 PHASES = ("prefill", "decode")

@@ -26,7 +26,7 @@ from llm_perf_opt.config.schema import (
 )
 from llm_perf_opt.core.names import BUILT_IN
 from llm_perf_opt.pipeline.plan import find_entry_points, load_registry
-from llm_perf_opt.serving.config import LoadSection, ServerSection, TrafficSection, WindowSection
+from llm_perf_opt.serving.serving_config import LoadSection, ServerSection, TrafficSection, WindowSection
 from llm_perf_opt.workload.models.registry import load_adapter
 
 REPO = Path(__file__).parents[1]

@@ -22,16 +22,16 @@ from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.capture.window import TimelineWindow
 from llm_perf_opt.commands.doctor import DoctorDocument
 from llm_perf_opt.commands.export import ExportDocument
-from llm_perf_opt.comparison.bisect.document import BisectDocument
+from llm_perf_opt.comparison.bisect.bisect_document import BisectDocument
 from llm_perf_opt.comparison.comparison import CompareDocument
 from llm_perf_opt.core.documents import ClockDocument, InputSample, MetricsDocument
 from llm_perf_opt.core.manifest import RunManifest
-from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis
-from llm_perf_opt.model.static.document import PredictionsDocument, StaticDocument
-from llm_perf_opt.optimize.document import OptimizeDocument
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, Diagnosis
+from llm_perf_opt.model.static.static_document import PredictionsDocument, StaticDocument
 from llm_perf_opt.optimize.dry_run import OptimizePlanDocument
-from llm_perf_opt.optimize.server.document import OptimizeServerDocument
-from llm_perf_opt.pipeline.analyze.kernels import KernelSummaryDocument
+from llm_perf_opt.optimize.optimize_document import OptimizeDocument
+from llm_perf_opt.optimize.server.server_document import OptimizeServerDocument
+from llm_perf_opt.pipeline.analyze.kernel_files import KernelSummaryDocument
 from llm_perf_opt.pipeline.catalogue import RunRow
 from llm_perf_opt.pipeline.jobs.record import JobsDocument
 from llm_perf_opt.pipeline.plan import PlanDocument
@@ -41,9 +41,9 @@ from llm_perf_opt.pipeline.stores import SyncDocument
 from llm_perf_opt.pipeline.sweep import SweepDocument
 from llm_perf_opt.planning.calibration import CalibratedDocument
 from llm_perf_opt.plugins.deepseek_ocr.gallery import GalleryInfo
-from llm_perf_opt.serving.requests.records import SlowDocument
-from llm_perf_opt.serving.results import BenchDocument
-from llm_perf_opt.serving.startup.records import StartupDocument
+from llm_perf_opt.serving.load_results import BenchDocument
+from llm_perf_opt.serving.requests.request_records import SlowDocument
+from llm_perf_opt.serving.startup.startup_records import StartupDocument
 from llm_perf_opt.system.json_output import ErrorDocument
 from llm_perf_opt.workload.outputs import PredictionLine
 

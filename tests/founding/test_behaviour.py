@@ -12,8 +12,8 @@ from llm_perf_opt.core.host import Gpu
 from llm_perf_opt.core.stage import Stage
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.preflight import device_problem, fallback_note
-from llm_perf_opt.profiling.nsys.capture import _too_long, workload_argv
-from llm_perf_opt.profiling.nsys.session import plan_captures
+from llm_perf_opt.profiling.nsys.nsys_capture import _too_long, workload_argv
+from llm_perf_opt.profiling.nsys.nsys_session import plan_captures
 from llm_perf_opt.profiling.stages import nsys, static_analysis
 from llm_perf_opt.profiling.stages.nsys import NsysConfig
 from llm_perf_opt.runners import direct_inference_runner

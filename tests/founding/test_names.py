@@ -10,7 +10,7 @@ import pytest
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.artifacts import Artifacts
 from llm_perf_opt.profiling.stages.ncu import supported
-from llm_perf_opt.profiling.vendor.ncu import _filter_metrics, build_ncu_cmd, filter_metrics
+from llm_perf_opt.profiling.vendor.ncu_command import _filter_metrics, build_ncu_cmd, filter_metrics
 from tests.founding.composing import TINY, stage, typed, write
 from tests.support.fake_ncu import install
 from tests.support.fixtures_dir import REPO

@@ -6,7 +6,7 @@ import pytest
 
 from llm_perf_opt.children.start import load_child_config
 from llm_perf_opt.core.records import StageRecord
-from llm_perf_opt.profiling.ncu.session import prepare
+from llm_perf_opt.profiling.ncu.ncu_session import prepare
 from llm_perf_opt.profiling.stages.ncu import to_the_end, work_argv
 from llm_perf_opt.profiling.vendor.launch import quote
 from llm_perf_opt.testing import scratch_context

@@ -16,7 +16,7 @@ from llm_perf_opt.commands.sweep import read_sweep
 from llm_perf_opt.comparison.gate import parse_condition
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import DatasetSection
-from llm_perf_opt.pipeline.bench.config import type_bench
+from llm_perf_opt.pipeline.bench.bench_config import type_bench
 from llm_perf_opt.pipeline.catalogue import as_row
 from llm_perf_opt.pipeline.compare.interleave import parse_experiment
 from llm_perf_opt.pipeline.index import index_run, parse_filter
@@ -27,7 +27,7 @@ from llm_perf_opt.report.render.openmetrics import render_openmetrics
 from llm_perf_opt.report.samples import parse_samples
 from llm_perf_opt.report.write import write_view
 from llm_perf_opt.serving.counters import parse_counters
-from llm_perf_opt.serving.foreign import read_results
+from llm_perf_opt.serving.foreign_results import read_results
 from llm_perf_opt.workload.dataset import TOKENS, list_samples
 from tests.fuzz.made_up import CHEAP, JSON, SLOW, SLOWEST, answers, cases, damaged
 from tests.support.fixtures_dir import DATA

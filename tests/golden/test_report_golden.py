@@ -13,7 +13,7 @@ import pytest
 
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.report.run_files import read_run_files
-from llm_perf_opt.report.view.report import ReportView, build_view
+from llm_perf_opt.report.view.report_view import ReportView, build_view
 from scripts.schemas import FOLDER
 from tests.support.report_runs import analyze_h200
 

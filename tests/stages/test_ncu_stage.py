@@ -14,7 +14,7 @@ from llm_perf_opt.config.schema import AppConfig, InferSection
 from llm_perf_opt.core.records import StageFile, StageRecord
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.pipeline.compose import compose_config, type_config
-from llm_perf_opt.profiling.ncu import capture as ncu_capture
+from llm_perf_opt.profiling.ncu import ncu_capture as ncu_capture
 from llm_perf_opt.profiling.stages.ncu import STAGE, NcuCli, NcuConfig, NcuExport, NcuWorkload, NvtxFilter
 from tests.support.fake_ncu import install
 from tests.support.fixtures_dir import DATA, REPO
@@ -287,7 +287,7 @@ def test_what_was_profiled_until_the_limit_is_kept(endless: Run) -> None:
 def test_a_program_that_does_not_end_is_ended_when_ncu_has_nothing_new(
     endless: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llm_perf_opt.profiling.ncu.capture.QUIET_S", 0.5)
+    monkeypatch.setattr("llm_perf_opt.profiling.ncu.ncu_capture.QUIET_S", 0.5)
     workload = replace(endless.config.workload, command=("python", "serve.py"), duration_s=0.5)
     run = replace(endless, config=replace(endless.config, workload=workload))
     output = run.stage(timeout_s=50.0)

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.capture.kernels.ncu import analyze_ncu, join_nsys
+from llm_perf_opt.capture.kernels.ncu_analysis import analyze_ncu, join_nsys
 from llm_perf_opt.capture.kernels.ncu_records import NcuLaunch, NsysKernel
 from llm_perf_opt.capture.readers.ncu_log import NcuLog
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.pipeline.compose import compose_config, type_config
-from llm_perf_opt.profiling.ncu import capture as ncu_capture
-from llm_perf_opt.profiling.ncu.capture import NcuCaptured
-from llm_perf_opt.profiling.ncu.results import result_metrics
+from llm_perf_opt.profiling.ncu import ncu_capture as ncu_capture
+from llm_perf_opt.profiling.ncu.ncu_capture import NcuCaptured
+from llm_perf_opt.profiling.ncu.ncu_results import result_metrics
+from llm_perf_opt.profiling.ncu.ncu_session import Window, best_window, covering_window, named_alike
 from llm_perf_opt.profiling.ncu.select import launch_sequence
-from llm_perf_opt.profiling.ncu.session import Window, best_window, covering_window, named_alike
 from tests.support.fake_ncu import install
 from tests.support.fixtures_dir import DATA
 from tests.support.ncu_run import H200, Run, captures, host

@@ -22,22 +22,23 @@ from llm_perf_opt.core.host import Tool
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
-from llm_perf_opt.profiling.nsys import session, sessions
+from llm_perf_opt.profiling.nsys import live_sessions as sessions
+from llm_perf_opt.profiling.nsys import nsys_session as session
 from llm_perf_opt.profiling.nsys.isolation import isolation
+from llm_perf_opt.profiling.nsys.live_sessions import remove_abandoned, share_lock
+from llm_perf_opt.profiling.nsys.nsys_session import _longest_window
 from llm_perf_opt.profiling.nsys.scrub import (
     REMOVED,
     overwrite_assignments,
     overwrite_secrets,
     scrub_export,
 )
-from llm_perf_opt.profiling.nsys.session import _longest_window
-from llm_perf_opt.profiling.nsys.sessions import remove_abandoned, share_lock
 from llm_perf_opt.profiling.stages.nsys import STAGE, NsysConfig
-from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
-from llm_perf_opt.profiling.vendor.tools import probe_nsys
+from llm_perf_opt.profiling.vendor.nsys_command import build_nsys_cmd
+from llm_perf_opt.profiling.vendor.vendor_tools import probe_nsys
 from llm_perf_opt.system.lock import machine_lock
 from llm_perf_opt.system.redact import Redactor
-from llm_perf_opt.system.secrets.shapes import is_secret
+from llm_perf_opt.system.secrets.secret_shapes import is_secret
 from llm_perf_opt.testing import plain_config, plain_host, scratch_context
 from tests.support.nsys_builder import Export
 from tests.support.orchestrator import OFF, Outcome, llm_perf, llm_perf_here

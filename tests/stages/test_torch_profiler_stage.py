@@ -29,7 +29,7 @@ from llm_perf_opt.profiling.stages.direct_inference import STAGE as INFERENCE
 from llm_perf_opt.profiling.stages.direct_inference import DirectInferenceConfig
 from llm_perf_opt.profiling.stages.torch_profiler import STAGE, TorchProfilerConfig
 from llm_perf_opt.report.run_files import read_run_files
-from llm_perf_opt.report.view.report import build_view
+from llm_perf_opt.report.view.report_view import build_view
 from llm_perf_opt.testing import plain_host, scratch_context
 from tests.support.fixtures_dir import REPO
 from tests.support.report_runs import write_run

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from mcp import Client, StdioServerParameters
 
-from llm_perf_opt.mcp_server.paths import Roots
+from llm_perf_opt.mcp_server.allowed_paths import Roots
 from llm_perf_opt.mcp_server.server import make_server
 from tests.support.orchestrator import environment
 

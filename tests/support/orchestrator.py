@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.cli import main
-from llm_perf_opt.profiling.vendor.tools import probe_gpus
+from llm_perf_opt.profiling.vendor.vendor_tools import probe_gpus
 from tests.support.fixtures_dir import DATA, REPO
 from tests.support.schemas import valid_file
 

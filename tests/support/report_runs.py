@@ -11,7 +11,7 @@ from llm_perf_opt.capture.rows import KernelRow
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import RunManifest, write_manifest
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
-from llm_perf_opt.diagnosis.document import CaptureAnalysis, GpuTotals, GraphTotals, SourceRow
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, GpuTotals, GraphTotals, SourceRow
 from tests.support.fixtures_dir import DATA
 from tests.support.nsys_builder import h200_export
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from llm_perf_opt.serving.records import RequestRecord
+from llm_perf_opt.serving.load_records import RequestRecord
 
 STEP_S, SEQUENCE_S, TOKEN_S, HOST_S = 0.004, 0.0002, 0.0001, 0.0003
 BUDGET = 2048

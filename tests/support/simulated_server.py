@@ -8,10 +8,10 @@ by a tenth.
 import random
 from collections import deque
 
-from llm_perf_opt.serving.config import LoadLevel, LoadSection
 from llm_perf_opt.serving.counters import CounterSample
-from llm_perf_opt.serving.records import LoadRun, RequestRecord
+from llm_perf_opt.serving.load_records import LoadRun, RequestRecord
 from llm_perf_opt.serving.schedule import arrival_times
+from llm_perf_opt.serving.serving_config import LoadLevel, LoadSection
 
 STEP_S, SEQUENCE_S, PREFILL_S = 0.010, 0.0004, 0.004
 TOKENS = 32

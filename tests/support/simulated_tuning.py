@@ -5,8 +5,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from llm_perf_opt.optimize.server.document import StartOutcome
-from llm_perf_opt.optimize.server.search import SelectedSpace, ServerSearch, StartRequest, select
+from llm_perf_opt.optimize.server.server_document import StartOutcome
+from llm_perf_opt.optimize.server.server_search import SelectedSpace, ServerSearch, StartRequest, select
 from llm_perf_opt.optimize.server.space import Configuration, OptionChoice, ServerOption, ServerSpace
 
 TOKENS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)

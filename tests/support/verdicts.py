@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from llm_perf_opt.capture.readers.kinds import kind_of
-from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.pipeline.analyze.read import read_captures
 from tests.support.fixtures_dir import REPO, shared_fixtures

@@ -9,7 +9,7 @@ from benchmarks.causes.run import Planted, ask_llm_perf, load_planted
 
 from llm_perf_opt.config.schema import WorkloadSection
 from llm_perf_opt.diagnosis.diagnose import judge
-from llm_perf_opt.diagnosis.document import Program
+from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.facts import HostFacts, Unknown
 from llm_perf_opt.diagnosis.host_scope import program_scope
 from llm_perf_opt.profiling.sampled import sample_program

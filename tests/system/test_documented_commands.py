@@ -27,12 +27,12 @@ from llm_perf_opt.commands.profile import INFER_OVERRIDES
 from llm_perf_opt.commands.run import implied_overrides, split_command
 from llm_perf_opt.config.arguments import parse_arguments
 from llm_perf_opt.core.names import BUILT_IN
-from llm_perf_opt.pipeline.bench.config import read_config
+from llm_perf_opt.pipeline.bench.bench_config import read_config
 from llm_perf_opt.pipeline.compare.interleave import parse_experiment
 from llm_perf_opt.pipeline.compose import compose_config, type_config
 from llm_perf_opt.pipeline.plan import find_entry_points, open_plugin_keys
-from llm_perf_opt.serving.records import RequestRecord
-from llm_perf_opt.serving.results import BenchDocument, LevelResult
+from llm_perf_opt.serving.load_records import RequestRecord
+from llm_perf_opt.serving.load_results import BenchDocument, LevelResult
 from tests.support.fixtures_dir import REPO
 from tests.support.nsys_builder import h200_export
 from tests.support.report_runs import clean, stage, write_run

@@ -13,7 +13,7 @@ from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.system.files import in_words, is_full_disk, move_whole, write_whole
 from llm_perf_opt.system.redact import Redactor
-from llm_perf_opt.system.secrets.shapes import REDACTED
+from llm_perf_opt.system.secrets.secret_shapes import REDACTED
 from llm_perf_opt.workload.profiled import pack_trace
 from tests.support.orchestrator import (
     ALPHA,

@@ -160,7 +160,7 @@ def test_a_load_test_on_a_full_disk_says_so_and_keeps_what_it_measured(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write_whole(path, data)
 
-    monkeypatch.setattr("llm_perf_opt.pipeline.bench.run.write_whole", full)
+    monkeypatch.setattr("llm_perf_opt.pipeline.bench.bench_run.write_whole", full)
     with fake_server() as server:
         assert main(["bench", f"server.url={server.url}", *LOAD, "load.concurrency=1,2"]) == 1
     reason = "the run could not continue: No space left on device"

@@ -16,8 +16,8 @@ from llm_perf_opt.core.host import Gpu, Host, Tool
 from llm_perf_opt.core.manifest import RunManifest, read_manifest, write_manifest
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.errors import ManifestError
-from llm_perf_opt.profiling.vendor import tools
-from llm_perf_opt.profiling.vendor.tools import counters_restricted, importer_trouble, parse_gpus, usable_memory
+from llm_perf_opt.profiling.vendor import vendor_tools as tools
+from llm_perf_opt.profiling.vendor.vendor_tools import counters_restricted, importer_trouble, parse_gpus, usable_memory
 from tests.support.fixtures_dir import REPO
 from tests.support.orchestrator import ALPHA, OFF, llm_perf
 

@@ -16,7 +16,7 @@ import yaml
 
 from llm_perf_opt.capture.readers.ncu_report import load_ncu
 from llm_perf_opt.system.redact import Redactor
-from llm_perf_opt.system.secrets.shapes import REDACTED
+from llm_perf_opt.system.secrets.secret_shapes import REDACTED
 from tests.support import fake_nsys
 from tests.support.fixtures_dir import REPO
 from tests.support.nsys_builder import Export

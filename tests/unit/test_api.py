@@ -11,8 +11,8 @@ import pytest
 import llm_perf_opt as perf
 from llm_perf_opt.core.records import StageFile, StageRecord
 from llm_perf_opt.errors import ConfigError, ManifestError, ToolError
-from llm_perf_opt.serving.records import RequestRecord
-from llm_perf_opt.sql.schema import VIEWS
+from llm_perf_opt.serving.load_records import RequestRecord
+from llm_perf_opt.sql.view_schema import VIEWS
 from tests.support.fixtures_dir import DATA
 from tests.support.nsys_builder import h200_export
 from tests.support.report_runs import stage, write_run

@@ -20,7 +20,7 @@ from llm_perf_opt.core.records import Metric, Spread, StageFile, StageRecord
 from llm_perf_opt.diagnosis.host.stacks import read_stacks
 from llm_perf_opt.pipeline.share import changed_places
 from llm_perf_opt.report.render.otlp import render_otlp
-from llm_perf_opt.report.render.stacks import StackProfile, WeightedStack, collapsed, speedscope
+from llm_perf_opt.report.render.stacks_export import StackProfile, WeightedStack, collapsed, speedscope
 from tests.support.perfetto_rules import broken_rules
 from tests.support.report_runs import clean, write_run
 from tests.support.schemas import valid

@@ -12,7 +12,7 @@ import pytest
 from llm_perf_opt.marks import MARKS_DIR
 from llm_perf_opt.profiling.found_model import read_found_model, with_found_model
 from llm_perf_opt.profiling.injection import found_phases_environment
-from llm_perf_opt.profiling.program import describe_program, read_marks
+from llm_perf_opt.profiling.user_program import describe_program, read_marks
 from llm_perf_opt.testing import plain_config
 
 UTILS = '''
@@ -84,7 +84,7 @@ def test_phases_that_the_program_marks_itself_win(tmp_path: Path) -> None:
 
 
 def test_the_run_says_that_phases_were_found(tmp_path: Path) -> None:
-    from llm_perf_opt.profiling.program import ProgramRun
+    from llm_perf_opt.profiling.user_program import ProgramRun
 
     run(tmp_path, MODEL + "Model().generate(Ids())\n")
     data = describe_program(

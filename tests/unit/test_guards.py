@@ -174,11 +174,24 @@ def test_there_is_one_broad_except_and_no_silent_one() -> None:
 
 # What is written here is not a document: texts put in quotes, keys of a signature, settings of a child, a request.
 JSON_OF_TEXTS = {
-    "config/legacy.py", "config/load.py", "system/process.py", "system/secrets/known.py", "pipeline/compose.py",
-    "pipeline/jobs/record.py", "system/lock.py", "pipeline/resume.py", "system/trust.py", "profiling/injected.py",
-    "profiling/vendor/launch.py", "profiling/workload_run.py", "pipeline/bench/vllm_flags.py",
-    "planning/subject.py", "pipeline/bench/window.py", "workload/models/compiled_nodes.py", "workload/outputs.py",
-}  # fmt: skip
+    "config/legacy.py",
+    "config/load.py",
+    "pipeline/bench/profile_window.py",
+    "pipeline/bench/vllm_flags.py",
+    "pipeline/compose.py",
+    "pipeline/jobs/record.py",
+    "pipeline/resume.py",
+    "planning/subject.py",
+    "profiling/injected.py",
+    "profiling/vendor/launch.py",
+    "profiling/workload_run.py",
+    "system/lock.py",
+    "system/process.py",
+    "system/secrets/known_secrets.py",
+    "system/trust.py",
+    "workload/models/compiled_nodes.py",
+    "workload/outputs.py",
+}
 
 
 def test_every_writer_of_json_writes_what_other_parsers_read() -> None:
@@ -192,6 +205,32 @@ def test_every_writer_of_json_writes_what_other_parsers_read() -> None:
                 lax.add(str(path.relative_to(SOURCE)))
     # The manifest's writer tries the strict form first, and writes the other only to take the NaN out.
     assert lax - {"core/manifest.py"} == JSON_OF_TEXTS
+
+
+# A command and what it runs, a function of the API and its command, and modules of plug-ins.
+SAME_FILE_NAME = {
+    "analyze": {"commands", "diagnosis"},
+    "compare": {"api", "commands"},
+    "document": {"plugins/energy", "plugins/memory"},
+    "load": {"api", "config"},
+    "names": {"capture/kernels", "core"},
+    "plan": {"commands", "pipeline"},
+    "predict": {"api", "commands"},
+    "profile": {"api", "commands"},
+    "run": {"commands", "diagnosis", "pipeline"},
+    "section": {"plugins/energy", "plugins/memory"},
+    "stage": {"core", "plugins/energy", "plugins/memory"},
+    "sweep": {"commands", "pipeline"},
+    "watcher": {"plugins/memory", "workload"},
+}
+
+
+def test_a_module_has_a_name_of_its_own() -> None:
+    homes: dict[str, set[str]] = {}
+    for path in _modules():
+        if path.stem not in ("__init__", "__main__"):
+            homes.setdefault(path.stem, set()).add(str(path.parent.relative_to(SOURCE)))
+    assert {name: where for name, where in homes.items() if len(where) > 1} == SAME_FILE_NAME
 
 
 def test_nothing_is_called_a_helper() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import llm_perf_opt as perf
 from llm_perf_opt import marks
-from llm_perf_opt.profiling.program import read_marks
+from llm_perf_opt.profiling.user_program import read_marks
 from tests.support.fixtures_dir import REPO
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from llm_perf_opt.cli import main
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.mcp_server.answers import ToolAnswer
+from llm_perf_opt.mcp_server.allowed_paths import Roots
 from llm_perf_opt.mcp_server.limits import CLOSING, LARGEST_ANSWER_BYTES, OPENING, as_data, cleaned, paged, size_of
-from llm_perf_opt.mcp_server.paths import Roots
+from llm_perf_opt.mcp_server.mcp_answers import ToolAnswer
 from tests.support.fixtures_dir import DATA
 from tests.support.mcp_client import Reply, ScriptedClient, ask, in_memory, over_stdio
 from tests.support.report_runs import clean, stage, write_run

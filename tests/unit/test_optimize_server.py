@@ -11,7 +11,15 @@ import yaml
 
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.optimize.server.comparing import ROUND_LOOKS, compare_rounds
-from llm_perf_opt.optimize.server.document import (
+from llm_perf_opt.optimize.server.configuration_rows import configuration_rows, frontier, option_rows
+from llm_perf_opt.optimize.server.levels import climb
+from llm_perf_opt.optimize.server.recommend_flags import (
+    compose_file,
+    kubernetes_manifest,
+    launch_command,
+    result_in_words,
+)
+from llm_perf_opt.optimize.server.server_document import (
     ConfigurationRow,
     LoadObservation,
     OptimizeServerDocument,
@@ -19,23 +27,15 @@ from llm_perf_opt.optimize.server.document import (
     ServerRecommendation,
     StartOutcome,
 )
-from llm_perf_opt.optimize.server.evidence import (
+from llm_perf_opt.optimize.server.server_evidence import (
     EVIDENCE,
     LoadFacts,
     StreamedRequest,
     observations,
     prefill_spikes,
 )
-from llm_perf_opt.optimize.server.levels import climb
-from llm_perf_opt.optimize.server.outputs import ServedAnswer, ServedReference, ServedToken, check_answers
-from llm_perf_opt.optimize.server.recommend import (
-    compose_file,
-    kubernetes_manifest,
-    launch_command,
-    result_in_words,
-)
-from llm_perf_opt.optimize.server.rows import configuration_rows, frontier, option_rows
-from llm_perf_opt.optimize.server.search import ServerSearch, StartRequest, select
+from llm_perf_opt.optimize.server.server_outputs import ServedAnswer, ServedReference, ServedToken, check_answers
+from llm_perf_opt.optimize.server.server_search import ServerSearch, StartRequest, select
 from llm_perf_opt.optimize.server.space import (
     START,
     Configuration,

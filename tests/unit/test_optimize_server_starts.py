@@ -11,28 +11,28 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.errors import ConfigError, ToolError
-from llm_perf_opt.optimize.server.document import OptionSetting, StartOutcome
-from llm_perf_opt.optimize.server.outputs import ServedAnswer, ServedReference, ServedToken
-from llm_perf_opt.optimize.server.search import ServerSearch, StartRequest
+from llm_perf_opt.optimize.server.server_document import OptionSetting, StartOutcome
+from llm_perf_opt.optimize.server.server_outputs import ServedAnswer, ServedReference, ServedToken
+from llm_perf_opt.optimize.server.server_search import ServerSearch, StartRequest
 from llm_perf_opt.optimize.server.space import START, OptionChoice, ServerOption, ServerSpace
-from llm_perf_opt.pipeline.bench.config import BenchConfig, read_config
+from llm_perf_opt.pipeline.bench.bench_config import BenchConfig, read_config
 from llm_perf_opt.pipeline.console import make_console
-from llm_perf_opt.pipeline.optimize.server.answers import ask_answers, read_answer
+from llm_perf_opt.pipeline.optimize.server.answer_check import ask_answers, read_answer
 from llm_perf_opt.pipeline.optimize.server.evaluate import ServerEvaluator, configured, facts_of, metrics_of
-from llm_perf_opt.pipeline.optimize.server.journal import (
+from llm_perf_opt.pipeline.optimize.server.server_journal import (
     StartJournal,
     digest_of,
     read_reference,
     write_reference,
 )
-from llm_perf_opt.pipeline.optimize.server.run import ServerOptimizer
+from llm_perf_opt.pipeline.optimize.server.server_run import ServerOptimizer
 from llm_perf_opt.serving.client.request import RequestTemplate
-from llm_perf_opt.serving.config import LoadLevel, ServerSection, SloSection
 from llm_perf_opt.serving.counters import CounterSample
 from llm_perf_opt.serving.engine import build_server_cmd
-from llm_perf_opt.serving.load import Target
-from llm_perf_opt.serving.records import LoadRun, RequestRecord
-from llm_perf_opt.serving.results import level_result
+from llm_perf_opt.serving.load_records import LoadRun, RequestRecord
+from llm_perf_opt.serving.load_results import level_result
+from llm_perf_opt.serving.load_run import Target
+from llm_perf_opt.serving.serving_config import LoadLevel, ServerSection, SloSection
 from llm_perf_opt.serving.traffic.sessions import Turn
 from llm_perf_opt.system.redact import Redactor
 from tests.support.schemas import valid_file

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm_perf_opt.report.sections.slow_requests import slow_lines, slow_sections, steps_text
-from llm_perf_opt.serving.config import ServerSection
 from llm_perf_opt.serving.requests.adapters.choose import INJECT, record_steps
 from llm_perf_opt.serving.requests.adapters.installed import installed_version
-from llm_perf_opt.serving.requests.explain import LevelRecords, explain_level
-from llm_perf_opt.serving.requests.records import PARTS, SlowDocument, SlowLevel, StepRange
-from llm_perf_opt.serving.requests.timeline import step_ranges, time_steps
-from llm_perf_opt.serving.requests.trace import Declined, client_id, read_steps
+from llm_perf_opt.serving.requests.request_causes import LevelRecords, explain_level
+from llm_perf_opt.serving.requests.request_records import PARTS, SlowDocument, SlowLevel, StepRange
+from llm_perf_opt.serving.requests.request_timeline import step_ranges, time_steps
+from llm_perf_opt.serving.requests.request_trace import Declined, client_id, read_steps
+from llm_perf_opt.serving.serving_config import ServerSection
 from tests.support.simulated_engine import Planned, Simulated, planted_load, serve
 
 

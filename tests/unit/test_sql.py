@@ -13,7 +13,7 @@ from llm_perf_opt.api.load import open_any
 from llm_perf_opt.cli import main
 from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.sql.database import SqlLimits
-from llm_perf_opt.sql.schema import BY_NAME, VIEWS
+from llm_perf_opt.sql.view_schema import BY_NAME, VIEWS
 from tests.support.fixtures_dir import REPO
 from tests.support.nsys_builder import Export
 from tests.support.rocpd_builder import Rocpd

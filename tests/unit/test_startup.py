@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.report.sections.startup import startup_lines, startup_sections
-from llm_perf_opt.serving.startup.critical import critical_path, startup_parts
-from llm_perf_opt.serving.startup.explain import explain_startup
-from llm_perf_opt.serving.startup.memory import memory_rows
+from llm_perf_opt.report.sections.startup_sections import startup_lines, startup_sections
 from llm_perf_opt.serving.startup.purposes import does_wait, purpose_of
-from llm_perf_opt.serving.startup.records import MemoryRow, StartupDocument
 from llm_perf_opt.serving.startup.sampler import StartupSamples
-from llm_perf_opt.serving.startup.stacks import SampledFrame, placed, process_title, read_trace
+from llm_perf_opt.serving.startup.startup_causes import explain_startup
+from llm_perf_opt.serving.startup.startup_memory import memory_rows
+from llm_perf_opt.serving.startup.startup_path import critical_path, startup_parts
+from llm_perf_opt.serving.startup.startup_records import MemoryRow, StartupDocument
+from llm_perf_opt.serving.startup.startup_stacks import SampledFrame, placed, process_title, read_trace
 from tests.support.tiny_snapshot import write_tiny_snapshot
 
 PYTHON = "/opt/python3.11/bin/python3.11"

@@ -11,10 +11,10 @@ from llm_perf_opt.config.schema import HardwareSection
 from llm_perf_opt.model.estimate.what_if import BATCHES, GPUS, LENGTHS, what_if
 from llm_perf_opt.model.hardware.hardware import load_catalogue
 from llm_perf_opt.model.hardware.work import Dtypes, Shape
+from llm_perf_opt.model.static.model_what_if import WhatIf, WhatIfLength, WhatIfPoint
 from llm_perf_opt.model.static.parts import Model
-from llm_perf_opt.model.static.what_if import WhatIf, WhatIfLength, WhatIfPoint
+from llm_perf_opt.planning.planning_rows import predictions
 from llm_perf_opt.planning.predict_request import parse_request
-from llm_perf_opt.planning.rows import predictions
 from llm_perf_opt.planning.subject import subjects
 from tests.support.report_runs import analyze_h200
 

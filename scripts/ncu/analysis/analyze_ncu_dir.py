@@ -14,12 +14,12 @@ from xml.sax.saxutils import escape
 
 import msgspec
 
-from llm_perf_opt.capture.kernels.ncu import analyze_ncu
+from llm_perf_opt.capture.kernels.ncu_analysis import analyze_ncu
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuKernel
 from llm_perf_opt.capture.readers.ncu_report import load_ncu_dir
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.errors import ProfilingError
-from llm_perf_opt.profiling.ncu.results import kernels_csv
+from llm_perf_opt.profiling.ncu.ncu_results import kernels_csv
 from llm_perf_opt.report.draw import roofline_svg
 from llm_perf_opt.report.render.kernels_md import render_kernels_md
 

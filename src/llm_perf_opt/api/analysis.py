@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, overload
 
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.diagnosis.claim import Finding
-from llm_perf_opt.diagnosis.document import CaptureAnalysis, Coverage, Diagnosis, Program, ScopeRecord
-from llm_perf_opt.sql.schema import BY_NAME, VIEWS
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, Coverage, Diagnosis, Program, ScopeRecord
+from llm_perf_opt.sql.view_schema import BY_NAME, VIEWS
 
 if TYPE_CHECKING:
     from llm_perf_opt.api.sources import AnalysisSource

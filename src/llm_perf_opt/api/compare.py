@@ -51,7 +51,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         from html import escape
 
-        from llm_perf_opt.report.compare.text import metric_table
+        from llm_perf_opt.report.compare.compare_text import metric_table
 
         head, rows = metric_table(self.metrics)
         cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
@@ -74,7 +74,7 @@ def compare(
     from llm_perf_opt.system.arrays import load_numpy
 
     load_numpy()
-    from llm_perf_opt.pipeline.compare.document import compare_read_sides
+    from llm_perf_opt.pipeline.compare.compare_document import compare_read_sides
     from llm_perf_opt.pipeline.compare.sides import matched_sides
 
     sides = matched_sides(_side(base), _side(candidate), force=force)

@@ -9,7 +9,7 @@ from llm_perf_opt.errors import ConfigError
 
 if TYPE_CHECKING:
     from llm_perf_opt.model.static.prediction import PhasePrediction
-    from llm_perf_opt.planning.prediction import Row
+    from llm_perf_opt.planning.predicted_rows import Row
 
 Setting = str | int | float | bool
 
@@ -65,7 +65,7 @@ class Prediction:
     @property
     def figures(self) -> dict[str, str | float | int | None]:
         """All columns of the command's table by name."""
-        from llm_perf_opt.planning.prediction import COLUMNS
+        from llm_perf_opt.planning.predicted_rows import COLUMNS
 
         return {column.key: column.value(self.row) for column in COLUMNS}
 
@@ -96,7 +96,7 @@ def predict(*overrides: str, model: str | None = None, hardware: str | None = No
     from llm_perf_opt.system.arrays import load_numpy
 
     load_numpy()
-    from llm_perf_opt.planning.rows import predictions
+    from llm_perf_opt.planning.planning_rows import predictions
 
     words = [*overrides, *(f"workload.{key}={value}" for key, value in workload.items())]
     if model is not None:
@@ -109,7 +109,7 @@ def predict(*overrides: str, model: str | None = None, hardware: str | None = No
 
 
 def _phase(found: "PhasePrediction") -> PredictedPhase:
-    from llm_perf_opt.planning.prediction import bound_ms, middle_ms
+    from llm_perf_opt.planning.predicted_rows import bound_ms, middle_ms
 
     least, expected = bound_ms(found), found.estimate
     return PredictedPhase(

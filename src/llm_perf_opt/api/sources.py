@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.names import NSYS, TORCH_PROFILER, Role
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.sql.schema import BY_NAME, VIEWS
+from llm_perf_opt.sql.view_schema import BY_NAME, VIEWS
 from llm_perf_opt.system.arrays import load_numpy
 from llm_perf_opt.system.files import real_path
 
 if TYPE_CHECKING:
-    from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis
+    from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, Diagnosis
     from llm_perf_opt.pipeline.analyze.read import AnalyzedCaptures, ReadFiles
     from llm_perf_opt.report.render.first_screen import FirstScreen
     from llm_perf_opt.report.run_files import RunFiles
-    from llm_perf_opt.report.view.report import ReportView
+    from llm_perf_opt.report.view.report_view import ReportView
     from llm_perf_opt.sql.events import CaptureEvents, ViewRows
     from llm_perf_opt.sql.table import Fill
 
@@ -127,7 +127,8 @@ class CaptureFiles:
 
     def events(self, view: str) -> "ViewRows":
         """The rows of a view of events."""
-        from llm_perf_opt.sql import events, gaps, ranges
+        from llm_perf_opt.sql import events, gaps
+        from llm_perf_opt.sql import range_views as ranges
 
         rows: Mapping[str, Callable[[CaptureEvents], ViewRows | None]] = {
             "kernels": events.kernel_rows,
@@ -169,7 +170,7 @@ class RunDirectory:
     def view(self) -> "ReportView":
         from llm_perf_opt.core.names import MANIFEST_FILE
         from llm_perf_opt.errors import numbers_of
-        from llm_perf_opt.report.view.report import build_view
+        from llm_perf_opt.report.view.report_view import build_view
 
         with numbers_of(self.path / MANIFEST_FILE):
             return build_view(self.files)

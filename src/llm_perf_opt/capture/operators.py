@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from llm_perf_opt.capture.allocator_memory import CPU_TYPE, MemoryEvents
 from llm_perf_opt.capture.idle import map_idle
 from llm_perf_opt.capture.intervals import Flags, Ints, Nesting, innermost, nest
 from llm_perf_opt.capture.kernels.names import short_kernel_name
 from llm_perf_opt.capture.kernels.ncu_records import NsysKernel
-from llm_perf_opt.capture.memory import CPU_TYPE, MemoryEvents
 from llm_perf_opt.capture.ownership import find_ownership
 from llm_perf_opt.capture.ranges import measure_ranges, warmup_ranges
 from llm_perf_opt.capture.tables import range_rows

@@ -13,7 +13,7 @@ import msgspec
 from llm_perf_opt.children.start import run_child
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.errors import ProfilingError
-from llm_perf_opt.pipeline.optimize.protocol import SOCKET, Answer, PassSample, WorkerAsk, WorkerReady
+from llm_perf_opt.pipeline.optimize.worker_protocol import SOCKET, Answer, PassSample, WorkerAsk, WorkerReady
 
 if TYPE_CHECKING:
     from llm_perf_opt.workload.journal import Journal

@@ -81,7 +81,7 @@ def describe_device(torch_device: str) -> Device:
     import psutil
     import torch
 
-    from llm_perf_opt.profiling.vendor.tools import probe_gpus
+    from llm_perf_opt.profiling.vendor.vendor_tools import probe_gpus
     from llm_perf_opt.workload.device import CPUINFO, cpu_name
 
     if not torch_device.startswith("cuda"):

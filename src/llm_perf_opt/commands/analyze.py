@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     kinds = [kind_of(path) for path in args.files]
     require_one_story(kinds)
     if LOAD in kinds:
-        from llm_perf_opt.pipeline.analyze.served import analyze_results
+        from llm_perf_opt.pipeline.analyze.served_analysis import analyze_results
 
         analyze_results(args.files, args.output, as_json=args.json)
         return EXIT_OK
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
         analyze_snapshots(args.files, args.output, as_json=args.json, top=_top(args))
         return EXIT_OK
     if args.kernels_only:
-        from llm_perf_opt.pipeline.analyze.kernels import print_kernels
+        from llm_perf_opt.pipeline.analyze.kernel_files import print_kernels
 
         if args.output is not None or set(kinds) != {NSYS}:
             raise ConfigError("analyze --kernels-only: takes exactly one .sqlite export of nsys, and no -o")
@@ -161,7 +161,7 @@ def _analyze(args: argparse.Namespace, kinds: list[str], context: CaptureContext
     from llm_perf_opt.pipeline.analyze.read import read_captures
 
     if args.output is not None:
-        from llm_perf_opt.pipeline.analyze.run import require_free, write_run
+        from llm_perf_opt.pipeline.analyze.analyze_run import require_free, write_run
 
         require_free(args.output)
     found = read_captures(

@@ -13,7 +13,7 @@ from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import HOST_SAMPLES_FILE
 from llm_perf_opt.core.units import format_bytes, format_percent
 from llm_perf_opt.diagnosis.diagnose import judge
-from llm_perf_opt.diagnosis.document import Coverage, Diagnosis, Program
+from llm_perf_opt.diagnosis.diagnosis_document import Coverage, Diagnosis, Program
 from llm_perf_opt.diagnosis.facts import HostFacts, Unknown
 from llm_perf_opt.diagnosis.host.environment import variable_effects
 from llm_perf_opt.diagnosis.host_scope import program_scope

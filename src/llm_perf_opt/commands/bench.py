@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
-from llm_perf_opt.pipeline.bench.config import read_config
+from llm_perf_opt.pipeline.bench.bench_config import read_config
 from llm_perf_opt.system.json_output import asks_for_json, print_interrupted, print_json, text_to_stderr, without_json
 
 HELP = """\
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     as_json = asks_for_json(argv)
     config = read_config(without_json(argv), user_dir=Path.cwd())
     from llm_perf_opt.commands.profile import terminate_like_interrupt
-    from llm_perf_opt.pipeline.bench.run import run_bench
+    from llm_perf_opt.pipeline.bench.bench_run import run_bench
 
     with terminate_like_interrupt():
         try:

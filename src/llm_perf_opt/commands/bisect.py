@@ -14,9 +14,9 @@ from llm_perf_opt.config.arguments import CommandParser, command_parser, written
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
-    from llm_perf_opt.comparison.bisect.document import BisectDocument, Neighbours
+    from llm_perf_opt.comparison.bisect.bisect_document import BisectDocument, Neighbours
+    from llm_perf_opt.pipeline.bisect.bisect_session import BisectSession
     from llm_perf_opt.pipeline.bisect.line import Line
-    from llm_perf_opt.pipeline.bisect.session import BisectSession
 
 DEFAULT_DIR = Path("tmp/bisect")
 JSON_FILE, MARKDOWN_FILE = "bisect.json", "bisect.md"
@@ -103,7 +103,7 @@ def _new_folder(given: Path | None) -> Path:
 def _resume(args: argparse.Namespace, given: Sequence[str], program: Sequence[str]) -> int:
     if program or args.words:
         raise ConfigError("bisect --resume: the line is that of the directory; give options such as --json only")
-    from llm_perf_opt.pipeline.bisect.journal import read_bisect_plan
+    from llm_perf_opt.pipeline.bisect.bisect_journal import read_bisect_plan
 
     folder = args.resume.resolve()
     plan = read_bisect_plan(folder)
@@ -124,11 +124,11 @@ def _bisect(
     labels: tuple[str, ...] | None,
 ) -> int:
     # The search imports numpy, and --help should answer at once.
-    from llm_perf_opt.comparison.bisect.document import bisect_document
-    from llm_perf_opt.comparison.bisect.search import BisectSearch
-    from llm_perf_opt.pipeline.bisect.journal import BisectPlan, PairJournal, write_bisect_plan
+    from llm_perf_opt.comparison.bisect.bisect_document import bisect_document
+    from llm_perf_opt.comparison.bisect.bisect_search import BisectSearch
+    from llm_perf_opt.pipeline.bisect.bisect_journal import BisectPlan, PairJournal, write_bisect_plan
+    from llm_perf_opt.pipeline.bisect.bisect_session import BisectSession
     from llm_perf_opt.pipeline.bisect.measure import Measure
-    from llm_perf_opt.pipeline.bisect.session import BisectSession
 
     overrides = _check(args, program)
     limit = _limit(args)
@@ -272,7 +272,7 @@ def _run(
 
 def _show(document: "BisectDocument", folder: Path, *, as_json: bool) -> None:
     from llm_perf_opt.core.manifest import write_json
-    from llm_perf_opt.report.compare.bisect import render_markdown, render_terminal
+    from llm_perf_opt.report.compare.bisect_page import render_markdown, render_terminal
     from llm_perf_opt.system.files import write_page
 
     write_json(folder / JSON_FILE, document)

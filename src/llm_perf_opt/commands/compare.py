@@ -248,7 +248,7 @@ def _after_interruption(folder: Path) -> str:
 
 
 def _print(found: "CompareDocument", args: argparse.Namespace) -> None:
-    from llm_perf_opt.report.compare.text import render_markdown, render_terminal
+    from llm_perf_opt.report.compare.compare_text import render_markdown, render_terminal
 
     if args.json:
         import msgspec
@@ -264,8 +264,8 @@ def _print(found: "CompareDocument", args: argparse.Namespace) -> None:
 
 def _write(found: "CompareDocument", base: "ReadSide", candidate: "ReadSide", out_dir: Path) -> None:
     from llm_perf_opt.core.manifest import write_json
-    from llm_perf_opt.report.compare.page import render_page
-    from llm_perf_opt.report.compare.text import render_markdown
+    from llm_perf_opt.report.compare.compare_page import render_page
+    from llm_perf_opt.report.compare.compare_text import render_markdown
 
     out_dir.mkdir(parents=True, exist_ok=True)
     write_json(out_dir / JSON_FILE, found)

@@ -10,7 +10,7 @@ from typing import Literal
 from llm_perf_opt.config.arguments import command_parser
 from llm_perf_opt.core.host import Host, Tool
 from llm_perf_opt.pipeline.preflight import RUN_EXTRA, too_old
-from llm_perf_opt.profiling.vendor.tools import importer_trouble, probe_host
+from llm_perf_opt.profiling.vendor.vendor_tools import importer_trouble, probe_host
 from llm_perf_opt.system.json_output import print_json
 from llm_perf_opt.system.process import allowed_environment
 

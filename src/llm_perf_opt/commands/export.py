@@ -24,7 +24,7 @@ from llm_perf_opt.system.files import write_whole
 from llm_perf_opt.system.json_output import print_json, text_to_stderr
 
 if TYPE_CHECKING:
-    from llm_perf_opt.report.render.stacks import StackProfile
+    from llm_perf_opt.report.render.stacks_export import StackProfile
 
 OTLP, PERFETTO, PARQUET = "otlp", "perfetto", "parquet"
 TEXTS = ("prometheus", "openmetrics", OTLP)
@@ -232,7 +232,7 @@ def _stacks(args: argparse.Namespace) -> bytes:
     from llm_perf_opt.system.arrays import load_numpy
 
     load_numpy()
-    from llm_perf_opt.report.render.stacks import NONE_FOUND, NONE_RECORDED, collapsed, speedscope
+    from llm_perf_opt.report.render.stacks_export import NONE_FOUND, NONE_RECORDED, collapsed, speedscope
 
     given = args.source[0]
     name, profiles = _stacks_of_run(given) if _is_run(given) else _stacks_of_capture(given)
@@ -248,7 +248,7 @@ def _stacks(args: argparse.Namespace) -> bytes:
 
 
 def _stacks_of_run(run_dir: Path) -> "tuple[str, tuple[StackProfile, ...]]":
-    from llm_perf_opt.report.render.stacks import host_stacks, stacks_of_run
+    from llm_perf_opt.report.render.stacks_export import host_stacks, stacks_of_run
     from llm_perf_opt.report.run_files import read_run_files
 
     manifest = read_manifest(run_dir)
@@ -258,7 +258,7 @@ def _stacks_of_run(run_dir: Path) -> "tuple[str, tuple[StackProfile, ...]]":
 def _stacks_of_capture(path: Path) -> "tuple[str, tuple[StackProfile, ...]]":
     from llm_perf_opt.api.sources import CaptureFiles
     from llm_perf_opt.capture.window import timeline_window
-    from llm_perf_opt.report.render.stacks import stacks_of_capture
+    from llm_perf_opt.report.render.stacks_export import stacks_of_capture
 
     files = CaptureFiles([path], detail=True)
     timelines = [one.timeline for one in files.read.captures]

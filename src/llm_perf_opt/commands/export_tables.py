@@ -12,7 +12,7 @@ def export_tables(source: Path, folder: Path) -> list[Path]:
     """Write all views; returns the files. Of a run without its capture, those of its documents."""
     load_numpy()
     from llm_perf_opt.api.load import open_any
-    from llm_perf_opt.sql.schema import VIEWS
+    from llm_perf_opt.sql.view_schema import VIEWS
 
     opened = open_any(source, detail=True)
     target = folder.expanduser()

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 from llm_perf_opt.comparison.gate import parse_condition
 from llm_perf_opt.config.arguments import CommandParser, written_by
 from llm_perf_opt.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError
-from llm_perf_opt.optimize.document import OBJECTIVES, UNITS, Objective, OptimizeDocument
-from llm_perf_opt.optimize.server.document import SERVER_OBJECTIVES
+from llm_perf_opt.optimize.optimize_document import OBJECTIVES, UNITS, Objective, OptimizeDocument
+from llm_perf_opt.optimize.server.server_document import SERVER_OBJECTIVES
 from llm_perf_opt.system.files import real_path
 
 if TYPE_CHECKING:
     from llm_perf_opt.comparison.gate import Condition
     from llm_perf_opt.diagnosis.experiments import Remedy
-    from llm_perf_opt.optimize.plan import ExperimentPlan
-    from llm_perf_opt.pipeline.optimize.run import OptimizeOptions
+    from llm_perf_opt.optimize.experiment_plan import ExperimentPlan
+    from llm_perf_opt.pipeline.optimize.optimize_run import OptimizeOptions
 
 DEFAULT_DIR = Path("tmp/optimize")
 SERVER_WORDS = ("server=", "server.")
@@ -129,8 +129,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _options(args: argparse.Namespace, *, is_program: bool) -> "OptimizeOptions":
     """Every problem of the options at once."""
-    from llm_perf_opt.optimize.verdict import MAX_KL, MIN_TOP1, LossLimits
-    from llm_perf_opt.pipeline.optimize.run import OptimizeOptions
+    from llm_perf_opt.optimize.experiment_verdict import MAX_KL, MIN_TOP1, LossLimits
+    from llm_perf_opt.pipeline.optimize.optimize_run import OptimizeOptions
 
     budget_s = _seconds(args.budget)
     problems, conditions = _limits(args)
@@ -174,7 +174,7 @@ def _optimize_server(args: argparse.Namespace) -> int:
         raise ConfigError(problems)
     folder = _folder(args) if args.resume is None else real_path(args.resume.expanduser())
     from llm_perf_opt.commands.profile import terminate_like_interrupt
-    from llm_perf_opt.pipeline.optimize.server.cli import optimize_server
+    from llm_perf_opt.pipeline.optimize.server.server_arguments import optimize_server
 
     with terminate_like_interrupt():
         try:
@@ -215,7 +215,7 @@ def _optimize_model(args: argparse.Namespace, options: "OptimizeOptions") -> int
 
     from llm_perf_opt.pipeline.console import StageTurn, make_console
     from llm_perf_opt.pipeline.optimize.metered import require_counter
-    from llm_perf_opt.pipeline.optimize.run import ENERGY, Optimizer
+    from llm_perf_opt.pipeline.optimize.optimize_run import ENERGY, Optimizer
     from llm_perf_opt.pipeline.optimize.setup import (
         PROFILE_DIR,
         ModelBench,
@@ -227,7 +227,7 @@ def _optimize_model(args: argparse.Namespace, options: "OptimizeOptions") -> int
     from llm_perf_opt.pipeline.optimize.situation import plan_for, situation_of
     from llm_perf_opt.pipeline.optimize.user_experiments import secrets_of
     from llm_perf_opt.pipeline.provenance import make_redactor
-    from llm_perf_opt.report.optimize.text import render_terminal
+    from llm_perf_opt.report.optimize.optimize_text import render_terminal
     from llm_perf_opt.system.lock import locked
     from llm_perf_opt.system.nvml import gpu_index
 
@@ -297,13 +297,13 @@ def _optimize_program(args: argparse.Namespace, options: "OptimizeOptions", comm
     import shutil
     from functools import partial
 
-    from llm_perf_opt.optimize.plan import Costs, Situation, build_plan
+    from llm_perf_opt.optimize.experiment_plan import Costs, Situation, build_plan
     from llm_perf_opt.pipeline.console import make_console
-    from llm_perf_opt.pipeline.optimize.program import ProgramBench
-    from llm_perf_opt.pipeline.optimize.run import Optimizer
+    from llm_perf_opt.pipeline.optimize.optimize_run import Optimizer
+    from llm_perf_opt.pipeline.optimize.program_experiments import ProgramBench
     from llm_perf_opt.pipeline.optimize.user_experiments import read_experiments, secrets_of
-    from llm_perf_opt.profiling.vendor.tools import probe_host
-    from llm_perf_opt.report.optimize.text import render_terminal
+    from llm_perf_opt.profiling.vendor.vendor_tools import probe_host
+    from llm_perf_opt.report.optimize.optimize_text import render_terminal
     from llm_perf_opt.system.lock import locked
     from llm_perf_opt.system.process import allowed_environment
     from llm_perf_opt.system.redact import Redactor, given_secrets
@@ -385,7 +385,7 @@ def _show_plan(plan: "ExperimentPlan", args: argparse.Namespace, options: "Optim
 
         print_json(optimize_plan_document(plan, budget_s=options.budget_s))
         return
-    from llm_perf_opt.report.optimize.text import render_plan
+    from llm_perf_opt.report.optimize.optimize_text import render_plan
 
     print(render_plan(plan, budget_s=options.budget_s))
 

@@ -19,8 +19,8 @@ from llm_perf_opt.planning.calibration import (
     render_calibrated,
 )
 from llm_perf_opt.planning.deployments import Demand, Limits
-from llm_perf_opt.planning.document import predictions_document
 from llm_perf_opt.planning.plan_table import render_plan
+from llm_perf_opt.planning.planning_document import predictions_document
 from llm_perf_opt.planning.predict_request import LARGEST_NUMBER, Request, parse_request
 from llm_perf_opt.planning.prediction_files import write_csv, write_plot
 from llm_perf_opt.system.json_output import print_json

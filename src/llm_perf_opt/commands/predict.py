@@ -6,12 +6,12 @@ from pathlib import Path
 
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.errors import EXIT_OK
-from llm_perf_opt.planning.document import predictions_document
+from llm_perf_opt.planning.planning_document import predictions_document
+from llm_perf_opt.planning.planning_rows import predict_rows
 from llm_perf_opt.planning.predict_request import parse_request
-from llm_perf_opt.planning.prediction import BY_KEY, sorted_rows
+from llm_perf_opt.planning.predicted_rows import BY_KEY, sorted_rows
 from llm_perf_opt.planning.prediction_files import write_csv, write_plot
 from llm_perf_opt.planning.prediction_table import WIDTH, render_table
-from llm_perf_opt.planning.rows import predict_rows
 from llm_perf_opt.system.json_output import print_json
 from llm_perf_opt.system.terminal import screen_width
 

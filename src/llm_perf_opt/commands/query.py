@@ -127,7 +127,7 @@ def _cell(value: Any) -> Any:
 
 
 def _print_schema(form: str) -> int:
-    from llm_perf_opt.sql.schema import VIEWS
+    from llm_perf_opt.sql.view_schema import VIEWS
 
     if form == "json":
         views = [

@@ -23,7 +23,7 @@ from llm_perf_opt.report.draw import Chart, ChartPoint
 from llm_perf_opt.system.files import real_path, write_page
 from llm_perf_opt.system.json_output import JSON, print_json
 from llm_perf_opt.system.lock import is_locked, remove_left_lock
-from llm_perf_opt.system.secrets.shapes import REDACTED
+from llm_perf_opt.system.secrets.secret_shapes import REDACTED
 from llm_perf_opt.system.terminal import printable, terminal_table
 
 FRONT = "★"

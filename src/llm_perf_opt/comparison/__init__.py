@@ -8,7 +8,7 @@ Read in this order:
   comparisons;
 - `matching`: which kernel, operator or range of one capture is which of the other;
 - `differences`: what appeared, vanished and moved, and steps from one time to the other that add up;
-- `captures`: two captures as samples of their step or kernels, and what moved most between them;
+- `compared_captures`: two captures as samples of their step or kernels, and what moved most between them;
 - `settings`: what else changed between two runs, and which of it is different work;
 - `gate`: conditions such as `tpot_ms<=+5%`, and whether they hold;
 - `comparison`: all of it as one document, `compare.json`.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from llm_perf_opt.capture.rows import RangeRow
-from llm_perf_opt.comparison.captures import KERNEL_TIME, CaptureMetric, Moved, capture_metrics, largest_moves
+from llm_perf_opt.comparison.compared_captures import KERNEL_TIME, CaptureMetric, Moved, capture_metrics, largest_moves
 from llm_perf_opt.comparison.differences import (
     DifferenceWaterfall,
     KernelChange,
@@ -41,7 +41,7 @@ from llm_perf_opt.comparison.statistics import (
 )
 from llm_perf_opt.core.names import PHASE_RANGE, PHASES, WALL_METRIC
 from llm_perf_opt.core.units import format_quantity
-from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis
 
 # What every comparison looks at; a gate may name any other metric of the samples.
 METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "prefill_ms", "joules_per_token")

@@ -19,7 +19,7 @@ from llm_perf_opt.capture.rows import Idle, KernelRow, RangeRow
 from llm_perf_opt.comparison.matching import MatchedBy, NameMatch, match_names
 from llm_perf_opt.comparison.statistics import MEDIAN_BY_MEAN, MIDDLE_HALF, THRESHOLD, holm
 from llm_perf_opt.comparison.student import two_sided_p
-from llm_perf_opt.diagnosis.document import CaptureAnalysis, GpuIdle
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, GpuIdle
 
 KernelVerdict = Literal["appeared", "vanished", "faster", "slower", "same", "inconclusive"]
 TableName = Literal["copies", "ranges", "operators", "modules", "idle", "bounds"]

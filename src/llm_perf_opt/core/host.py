@@ -1,4 +1,5 @@
-"""What this machine has, as plain data; probed in `profiling/vendor/tools.py`. And the cores there are to work on."""
+"""What this machine has, as plain data; probed in `profiling/vendor/vendor_tools.py`. And the cores there are to work
+on."""
 
 import os
 import sys

@@ -3,7 +3,7 @@
 Read in this order:
 
 ledger       cells that sum to the wall time of a scope, in integer nanoseconds
-evidence     what was recorded in the captures of one program, found out when first asked for; `tables` sums it up
+evidence     what was recorded in the captures of one program; `diagnosis_tables` sums it up
 device_time  which kernel owns the GPU at each moment, and what of its time no work of the host hides
 facts        a run's figures, each known with its source or unknown with a reason; `waterfall` stacks them by phase
 scope        the stretches of time that are judged: capture, steady state, phases, request
@@ -15,7 +15,7 @@ words        templates filled with numbers
 diagnose     claims → findings: the more specific claim wins, promises and order are computed once
 verdict      the answer in one sentence, and what was not recorded
 kernels_alone the answer where kernels are known without a timeline: files of ncu, summaries
-document     the records of analysis.json and diagnosis.json
+diagnosis_document     the records of analysis.json and diagnosis.json
 analyze      the assembler of captures, behind every command and stage that reads one
 run          the assembler of a run: clean phases first, then what only its capture says
 experiments  what `llm-perf optimize` can try, by the ids the causes name

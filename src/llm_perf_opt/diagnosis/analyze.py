@@ -6,11 +6,11 @@ from typing import TypeVar
 
 from msgspec import UNSET, UnsetType
 
+from llm_perf_opt.capture.allocator_memory import memory_curves
 from llm_perf_opt.capture.critical import critical_paths
 from llm_perf_opt.capture.frames import PythonTree, python_tree
 from llm_perf_opt.capture.idle import LONG_GAP_NS
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
-from llm_perf_opt.capture.memory import memory_curves
 from llm_perf_opt.capture.operators import (
     TraceDetail,
     merge_modules,
@@ -19,16 +19,16 @@ from llm_perf_opt.capture.operators import (
     operator_rows,
 )
 from llm_perf_opt.capture.ranges import RangeInstances
-from llm_perf_opt.capture.ranks.analysis import analyze_ranks, is_alone
 from llm_perf_opt.capture.ranks.collectives import recorded_args
 from llm_perf_opt.capture.ranks.identify import Kind
+from llm_perf_opt.capture.ranks.rank_analysis import analyze_ranks, is_alone
 from llm_perf_opt.capture.rows import CounterRow, KernelRow, RangeRow
 from llm_perf_opt.capture.shapes import ShapesAnalysis, roof_of, shape_rows, sum_shapes
 from llm_perf_opt.capture.timeline import HostEvents, Timeline, distinct, gpu_names, since
 from llm_perf_opt.core.units import count_of
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnose import judge
-from llm_perf_opt.diagnosis.document import (
+from llm_perf_opt.diagnosis.diagnosis_document import (
     AfterSetup,
     CaptureAnalysis,
     Diagnosis,
@@ -38,8 +38,8 @@ from llm_perf_opt.diagnosis.document import (
     SourceRow,
 )
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, Measured, hardware_of, measure_timeline
+from llm_perf_opt.diagnosis.gaps.gap_verdict import is_tuning
 from llm_perf_opt.diagnosis.gaps.host_alone import HostAlone, sum_host_alone
-from llm_perf_opt.diagnosis.gaps.verdict import is_tuning
 from llm_perf_opt.diagnosis.ledger import ONE_TIME
 from llm_perf_opt.diagnosis.program import program_of
 from llm_perf_opt.diagnosis.scope import Scope, capture_scope, host_scope
@@ -174,7 +174,7 @@ def joined(ncu: NcuAnalysis, kernels: Sequence[KernelRow]) -> NcuAnalysis:
     """What ncu measured, joined with the kernels of a timeline, if there is one."""
     if not kernels:
         return ncu
-    from llm_perf_opt.capture.kernels.ncu import join_nsys
+    from llm_perf_opt.capture.kernels.ncu_analysis import join_nsys
     from llm_perf_opt.capture.kernels.ncu_records import NsysKernel
 
     return join_nsys(ncu, [NsysKernel(name=k.name, instances=k.instances, total_ns=k.total_ns) for k in kernels])

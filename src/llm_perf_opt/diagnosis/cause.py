@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from llm_perf_opt.diagnosis.claim import Claim, Confidence
-from llm_perf_opt.diagnosis.document import Program
+from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.scope import Kind, Scope
 
 FOLDER = Path(__file__).parent / "causes"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.diagnosis.cause import Cause, load_causes
 from llm_perf_opt.diagnosis.claim import Claim, Finding
-from llm_perf_opt.diagnosis.document import Program
+from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.scope import Scope
 from llm_perf_opt.diagnosis.words import capitalized, fill
 

@@ -24,18 +24,18 @@ from llm_perf_opt.capture.launch_shapes import (
     small_launches,
 )
 from llm_perf_opt.capture.ranges import RangeInstances, measure_ranges, merge_range_names
-from llm_perf_opt.capture.ranks.analysis import RanksAnalysis
+from llm_perf_opt.capture.ranks.rank_analysis import RanksAnalysis
 from llm_perf_opt.capture.rows import PUSH_POP, CopyRow, Idle, KernelRow, RangeRow, summed
 from llm_perf_opt.capture.shapes import ShapesAnalysis, least_fused_ns
 from llm_perf_opt.capture.streams import StreamReport, report_streams
 from llm_perf_opt.capture.tables import idle_of, range_rows, sum_idle
 from llm_perf_opt.capture.timeline import Timeline, distinct, gpu_names
 from llm_perf_opt.diagnosis.device_time import DeviceTime
+from llm_perf_opt.diagnosis.diagnosis_tables import kernel_and_copy_rows
 from llm_perf_opt.diagnosis.gaps.edges import HostEdge, find_edges
-from llm_perf_opt.diagnosis.gaps.report import IdleReport, report_idle
-from llm_perf_opt.diagnosis.gaps.startup import StartUp, find_start_up
+from llm_perf_opt.diagnosis.gaps.gap_report import IdleReport, report_idle
+from llm_perf_opt.diagnosis.gaps.startup_gaps import StartUp, find_start_up
 from llm_perf_opt.diagnosis.gaps.waits import CopyPlace, copy_places
-from llm_perf_opt.diagnosis.tables import kernel_and_copy_rows
 from llm_perf_opt.model.hardware.gpu_generation import GpuGeneration, gpu_generation
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from llm_perf_opt.capture.kernels.ncu_records import Bound, NcuAnalysis
 from llm_perf_opt.capture.rows import KernelRow
 from llm_perf_opt.core.units import count_of, format_ms, format_percent
-from llm_perf_opt.diagnosis.document import Verdict
+from llm_perf_opt.diagnosis.diagnosis_document import Verdict
 
 BOUNDS: Mapping[Bound, str] = {
     "compute": "compute-bound",

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from llm_perf_opt.diagnosis.document import Program
+from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence
 from llm_perf_opt.diagnosis.facts import RunFacts
-from llm_perf_opt.diagnosis.gaps.verdict import means
+from llm_perf_opt.diagnosis.gaps.gap_verdict import means
 
 OTHER = "other"
 

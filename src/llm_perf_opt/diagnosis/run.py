@@ -8,7 +8,7 @@ from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuKernel
 from llm_perf_opt.core.names import DECODE, DECODE_STEP, MODULE_PREFIX, PHASES
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnose import judge
-from llm_perf_opt.diagnosis.document import CaptureAnalysis, Coverage, Diagnosis
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, Coverage, Diagnosis
 from llm_perf_opt.diagnosis.facts import GpuFacts, Known, RunFacts
 from llm_perf_opt.diagnosis.host_scope import program_scope
 from llm_perf_opt.diagnosis.ledger import Cell, Ledger, balanced

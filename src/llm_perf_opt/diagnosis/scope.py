@@ -16,9 +16,9 @@ from llm_perf_opt.diagnosis import ledger as cells
 from llm_perf_opt.diagnosis.device_time import KernelTime
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, runs_on
 from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, RunFacts
+from llm_perf_opt.diagnosis.gaps.gap_verdict import Verdict
 from llm_perf_opt.diagnosis.gaps.host_alone import HostAlone
 from llm_perf_opt.diagnosis.gaps.long_gaps import Reason
-from llm_perf_opt.diagnosis.gaps.verdict import Verdict
 from llm_perf_opt.diagnosis.ledger import Cell, Ledger, balanced, fitted
 from llm_perf_opt.diagnosis.waterfall import split_idle
 

@@ -6,7 +6,7 @@ from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.capture.rows import KernelRow, RangeRow
 from llm_perf_opt.core.units import format_factor, format_ms, format_percent
 from llm_perf_opt.diagnosis.claim import Finding
-from llm_perf_opt.diagnosis.document import (
+from llm_perf_opt.diagnosis.diagnosis_document import (
     Coverage,
     Diagnosis,
     Program,

@@ -11,8 +11,8 @@ from llm_perf_opt.commands.query import bounded_process
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.mcp_server.allowed_paths import Roots
 from llm_perf_opt.mcp_server.limits import as_data
-from llm_perf_opt.mcp_server.paths import Roots
 from llm_perf_opt.pipeline.run_result import read_run_result
 from llm_perf_opt.sql.database import SqlLimits
 from llm_perf_opt.sql.table import DataTable

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from llm_perf_opt.mcp_server.answers import Page, Pointer, ToolAnswer
+from llm_perf_opt.mcp_server.mcp_answers import Page, Pointer, ToolAnswer
 
 LARGEST_ANSWER_BYTES = 8_000
 # No answer holds more, however short they are.

@@ -12,9 +12,9 @@ from mcp.types import ToolAnnotations
 
 from llm_perf_opt import __version__
 from llm_perf_opt.errors import ConfigError, ProfilingError
-from llm_perf_opt.mcp_server.capture import ProgramRunner
+from llm_perf_opt.mcp_server.allowed_paths import Roots
+from llm_perf_opt.mcp_server.capture_tool import ProgramRunner
 from llm_perf_opt.mcp_server.limits import CLOSING, LARGEST_ANSWER_BYTES, OPENING, as_data
-from llm_perf_opt.mcp_server.paths import Roots
 from llm_perf_opt.mcp_server.tools import Tools
 
 NAME = "llm-perf"

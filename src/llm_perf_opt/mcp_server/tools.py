@@ -11,9 +11,13 @@ from pydantic import Field
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.diagnosis.claim import Finding
-from llm_perf_opt.diagnosis.document import Diagnosis, ScopeRecord
+from llm_perf_opt.diagnosis.diagnosis_document import Diagnosis, ScopeRecord
 from llm_perf_opt.errors import ConfigError, did_you_mean
-from llm_perf_opt.mcp_server.answers import (
+from llm_perf_opt.mcp_server.allowed_paths import ReadOnlyFolder, Roots
+from llm_perf_opt.mcp_server.answer_rows import TableRows
+from llm_perf_opt.mcp_server.captures import Captures, JudgedSubject
+from llm_perf_opt.mcp_server.limits import LONGEST_TEXT, as_data, paged, rendered
+from llm_perf_opt.mcp_server.mcp_answers import (
     CellRow,
     CheckRow,
     ComparisonHead,
@@ -29,12 +33,8 @@ from llm_perf_opt.mcp_server.answers import (
     SubjectRow,
     ToolAnswer,
 )
-from llm_perf_opt.mcp_server.captures import Captures, JudgedSubject
-from llm_perf_opt.mcp_server.limits import LONGEST_TEXT, as_data, paged, rendered
-from llm_perf_opt.mcp_server.paths import ReadOnlyFolder, Roots
-from llm_perf_opt.mcp_server.rows import TableRows
 from llm_perf_opt.profiling.vendor.launch import quote
-from llm_perf_opt.sql.schema import VIEWS, SqlView
+from llm_perf_opt.sql.view_schema import VIEWS, SqlView
 
 # What one row of analyze names; the rest is one call away.
 PARTS_SHOWN, KERNELS_SHOWN, OWNERS_SHOWN, NUMBERS_SHOWN, NOTES_SHOWN = 6, 3, 3, 24, 4
@@ -64,7 +64,7 @@ class Tools:
     def doctor(self) -> str:
         """What this machine can record and what is missing for the rest, each with its fix."""
         from llm_perf_opt.commands.doctor import diagnose
-        from llm_perf_opt.profiling.vendor.tools import probe_host
+        from llm_perf_opt.profiling.vendor.vendor_tools import probe_host
         from llm_perf_opt.system.process import allowed_environment
 
         checks = diagnose(probe_host(env=allowed_environment(os.environ), disk=self._roots.folders[0]))
@@ -302,8 +302,8 @@ class Tools:
         offset: Offset = 0,
     ) -> str:
         """What the hardware allows for a model before anything runs: lower bounds and expected times."""
-        from llm_perf_opt.planning.prediction import BY_KEY
-        from llm_perf_opt.planning.rows import predictions
+        from llm_perf_opt.planning.planning_rows import predictions
+        from llm_perf_opt.planning.predicted_rows import BY_KEY
 
         rows = predictions(self._overrides(model, hardware, workload or {}))
         shown = [

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_perf_opt.optimize.plan import ExperimentPlan
+from llm_perf_opt.optimize.experiment_plan import ExperimentPlan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from llm_perf_opt.core.units import count_of, digits, format_factor
 from llm_perf_opt.diagnosis.facts import Known, RunFacts
-from llm_perf_opt.optimize.document import UNITS, Distance, ExperimentRow, PathStep, StartRow
-from llm_perf_opt.optimize.plan import PHASE_OF, TrialSet
+from llm_perf_opt.optimize.experiment_plan import PHASE_OF, TrialSet
+from llm_perf_opt.optimize.optimize_document import UNITS, Distance, ExperimentRow, PathStep, StartRow
 
 EXPERIMENT = "optimized"
 

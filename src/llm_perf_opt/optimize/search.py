@@ -12,7 +12,7 @@ from itertools import combinations
 
 from llm_perf_opt.core.units import format_factor
 from llm_perf_opt.diagnosis.experiments import Remedy
-from llm_perf_opt.optimize.plan import ExperimentPlan, Situation, TrialSet, combine
+from llm_perf_opt.optimize.experiment_plan import ExperimentPlan, Situation, TrialSet, combine
 
 # A bound must be this much above what is there already to be worth the time.
 WORTH = 1.02

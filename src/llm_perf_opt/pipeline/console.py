@@ -24,7 +24,7 @@ from llm_perf_opt.system.redact import Redactor
 from llm_perf_opt.system.terminal import printable, rich_console, show
 
 if TYPE_CHECKING:
-    from llm_perf_opt.report.view.report import ReportView
+    from llm_perf_opt.report.view.report_view import ReportView
 
 _MARK = {"ok": ("✓ ", "green"), "failed": ("✗ ", "red"), "skipped": ("– ", "yellow")}
 _TONE = {"good": "bold green", "warn": "bold yellow", "bad": "bold red", "unknown": "bold"}

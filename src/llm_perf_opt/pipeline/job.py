@@ -38,9 +38,9 @@ from llm_perf_opt.pipeline.resume import NO_REPORTS, Carried, carry_over
 from llm_perf_opt.pipeline.run import RunInput, execute, why_again
 from llm_perf_opt.pipeline.stores import SyncDocument, check_url, claim, upload
 from llm_perf_opt.profiling.artifacts import Artifacts
-from llm_perf_opt.profiling.vendor.tools import busy_gpus, probe_host
+from llm_perf_opt.profiling.vendor.vendor_tools import busy_gpus, probe_host
 from llm_perf_opt.report.view.headline import shared_gpus
-from llm_perf_opt.report.view.report import ReportView
+from llm_perf_opt.report.view.report_view import ReportView
 from llm_perf_opt.report.write import view_run, write_view
 from llm_perf_opt.system.files import in_words
 from llm_perf_opt.system.process import allowed_environment

@@ -16,7 +16,7 @@ from llm_perf_opt.errors import ConfigError, ParseError
 from llm_perf_opt.model.hardware.work import DeviceShare, short_dtype
 from llm_perf_opt.model.static.closed_form import DEFAULT_MLA_MODE
 from llm_perf_opt.model.static.config_json import NotInClosedForm
-from llm_perf_opt.model.static.memory import RESERVE, memory_need
+from llm_perf_opt.model.static.model_memory import RESERVE, memory_need
 from llm_perf_opt.model.static.parts import GroupedAttention
 from llm_perf_opt.model.static.quantised import Quantised, read_quantised, run_dtypes
 from llm_perf_opt.profiling.static_child import shape_from_config

@@ -16,7 +16,7 @@ from llm_perf_opt.errors import ManifestError, ProfilingError
 from llm_perf_opt.system.files import read_limited, write_whole
 from llm_perf_opt.system.process import allowed_environment, run_quick
 from llm_perf_opt.system.redact import Redactor, given_secrets
-from llm_perf_opt.system.secrets.shapes import is_secret
+from llm_perf_opt.system.secrets.secret_shapes import is_secret
 
 ENVIRONMENT_FILE, CONFIG_FILE, INPUTS_FILE = "env.json", "config.yaml", "inputs.yaml"
 LARGEST_INPUTS = 64 << 20

@@ -35,7 +35,7 @@ from llm_perf_opt.pipeline.provenance import write_yaml
 from llm_perf_opt.system.files import odd_entries, real_path
 from llm_perf_opt.system.lock import LOCK_FILE, RunInUse, is_locked, release_lock, take_lock
 from llm_perf_opt.system.redact import Redactor
-from llm_perf_opt.system.secrets.shapes import REDACTED
+from llm_perf_opt.system.secrets.secret_shapes import REDACTED
 from llm_perf_opt.system.trust import is_own, recorded_command
 
 # Knobs that change how long we wait, not what is measured.

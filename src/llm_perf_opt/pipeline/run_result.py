@@ -10,7 +10,7 @@ import msgspec
 from llm_perf_opt.core.manifest import LARGEST_BYTES, read_manifest
 from llm_perf_opt.core.names import DIAGNOSIS_FILE, MANIFEST_FILE
 from llm_perf_opt.core.records import Metric, RunStatus, StageStatus
-from llm_perf_opt.diagnosis.document import Diagnosis
+from llm_perf_opt.diagnosis.diagnosis_document import Diagnosis
 from llm_perf_opt.errors import ManifestError
 from llm_perf_opt.pipeline.index import index_run
 from llm_perf_opt.report.write import RENDERERS, TRACE

@@ -24,7 +24,7 @@ from llm_perf_opt.pipeline.jobs.record import JOBS_FILE
 from llm_perf_opt.pipeline.run import guarded
 from llm_perf_opt.system.files import read_limited
 from llm_perf_opt.system.lock import LOCK_FILE
-from llm_perf_opt.system.secrets.shapes import without_shapes
+from llm_perf_opt.system.secrets.secret_shapes import without_shapes
 
 T = TypeVar("T")
 # Object stores have no folders, and making one may make a bucket.

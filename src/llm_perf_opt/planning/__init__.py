@@ -1,9 +1,9 @@
 """What hardware allows for a model, what to expect, and which deployment to buy.
 
 Prediction of one model: `predict_request` checks the arguments, `source` finds a model's config.json and `subject`
-makes of it what is predicted, `device` finds the device and `machine` asks this one. `rows` computes rows, `counted`
-and `vision_params` ask torch where no closed form exists, `notes` says what was assumed. `prediction` has the
-columns, `prediction_table` prints them, `document` and `prediction_files` write them.
+makes of it what is predicted, `chosen_device` finds the device and `machine` asks this one. `planning_rows` computes
+rows, `counted_rows` and `vision_params` ask torch where no closed form exists, `notes` says what was assumed.
+`predicted_rows` has the columns, `prediction_table` prints them, `planning_document` and `prediction_files` write them.
 
 Deployment: `answer` goes through devices and dtypes with such rows, `deployments` finds layouts, requests in flight
 and replicas, `disaggregation` sizes pools for prefill and decode, `calibration` answers from a measured load instead,

@@ -8,16 +8,16 @@ from llm_perf_opt.model.estimate.parallel import Layout
 from llm_perf_opt.model.estimate.requests import PROMPT_TOKENS, Load
 from llm_perf_opt.model.estimate.steps import Setting
 from llm_perf_opt.model.hardware.work import Dtypes
-from llm_perf_opt.model.static.analysis import Analysis
+from llm_perf_opt.model.static.model_analysis import Analysis
 from llm_perf_opt.model.static.parts import Model
-from llm_perf_opt.planning.counted import MetaModel
+from llm_perf_opt.planning.chosen_device import find_hardware
+from llm_perf_opt.planning.counted_rows import MetaModel
 from llm_perf_opt.planning.deployments import LARGEST_BATCH, Demand, Limits, batches, bill, layouts, serve
-from llm_perf_opt.planning.device import find_hardware
 from llm_perf_opt.planning.disaggregation import PoolOption, Pools, best_pools
 from llm_perf_opt.planning.plan_table import PlanResult
+from llm_perf_opt.planning.planning_rows import predict_row
 from llm_perf_opt.planning.predict_request import Case, Request
-from llm_perf_opt.planning.prediction import Row
-from llm_perf_opt.planning.rows import predict_row
+from llm_perf_opt.planning.predicted_rows import Row
 from llm_perf_opt.planning.subject import Subject, subjects
 
 

@@ -17,7 +17,7 @@ from llm_perf_opt.model.estimate.measured import MeasuredLevel, MeasuredPace, le
 from llm_perf_opt.model.estimate.queueing import LoadTimes, closed_load, open_load
 from llm_perf_opt.planning.deployments import Demand, Limits, highest_kept
 from llm_perf_opt.planning.prediction_table import filled
-from llm_perf_opt.serving.results import BENCH, BENCH_FILE, BenchDocument, LevelResult
+from llm_perf_opt.serving.load_results import BENCH, BENCH_FILE, BenchDocument, LevelResult
 from llm_perf_opt.serving.saturation import is_sound
 from llm_perf_opt.system.files import read_limited
 from llm_perf_opt.system.terminal import terminal_table

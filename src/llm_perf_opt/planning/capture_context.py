@@ -33,8 +33,8 @@ def _static(context: CaptureContext, run_dir: Path, now: str) -> list[StageRecor
     from llm_perf_opt.model.estimate.what_if import what_if
     from llm_perf_opt.model.hardware.hardware import load_catalogue
     from llm_perf_opt.model.static.counted import CountedAnalysis, counted_document, counted_metrics
-    from llm_perf_opt.model.static.document import build_document, static_metrics
-    from llm_perf_opt.planning.rows import predictions
+    from llm_perf_opt.model.static.static_document import build_document, static_metrics
+    from llm_perf_opt.planning.planning_rows import predictions
 
     rows = predictions(context.overrides)
     if len(rows) != 1:

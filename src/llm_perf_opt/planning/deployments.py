@@ -14,7 +14,7 @@ from llm_perf_opt.model.estimate.queueing import LoadTimes
 from llm_perf_opt.model.estimate.requests import Forecast
 from llm_perf_opt.model.static.parts import Model, Moe
 from llm_perf_opt.planning.predict_request import Case
-from llm_perf_opt.planning.prediction import Row
+from llm_perf_opt.planning.predicted_rows import Row
 
 POWERS = (1, 2, 4, 8, 16, 32, 64)
 LARGEST_BATCH = 1024

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.model.estimate.engine import ENGINES
+from llm_perf_opt.model.estimate.engine_model import ENGINES
 from llm_perf_opt.model.estimate.parallel import Layout
 from llm_perf_opt.model.estimate.requests import Load, prompt_ms, token_ms
 from llm_perf_opt.model.estimate.steps import Setting

@@ -6,7 +6,7 @@ Flags as in vLLM 0.32 and SGLang 0.5. Nothing is reported that engines read from
 import shlex
 
 from llm_perf_opt.model.estimate.requests import PROMPT_TOKENS
-from llm_perf_opt.planning.prediction import Row
+from llm_perf_opt.planning.predicted_rows import Row
 
 MEMORY_SHARE = 0.9
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from llm_perf_opt.model.hardware.calibrate import cpu_driver
 from llm_perf_opt.model.hardware.hardware import Device
-from llm_perf_opt.profiling.vendor.tools import probe_gpus
+from llm_perf_opt.profiling.vendor.vendor_tools import probe_gpus
 from llm_perf_opt.system.process import run_quick
 from llm_perf_opt.workload.device import CPUINFO, cpu_name
 

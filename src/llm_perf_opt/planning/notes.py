@@ -10,7 +10,7 @@ from llm_perf_opt.model.hardware.hardware import (
 )
 from llm_perf_opt.model.hardware.roofline import uncounted_products
 from llm_perf_opt.model.hardware.work import Dtypes, Shape
-from llm_perf_opt.planning.counted import MetaModel
+from llm_perf_opt.planning.counted_rows import MetaModel
 from llm_perf_opt.planning.predict_request import Case
 from llm_perf_opt.planning.subject import Subject
 from llm_perf_opt.planning.vision_params import Beside

@@ -8,7 +8,7 @@ from llm_perf_opt.model.estimate.parallel import Layout
 from llm_perf_opt.planning.deployments import Demand, Limits, best_of_each, bill, front, price, rate_per_device
 from llm_perf_opt.planning.disaggregation import Pools
 from llm_perf_opt.planning.launch_command import as_lines, sglang_command, vllm_command
-from llm_perf_opt.planning.prediction import Row
+from llm_perf_opt.planning.predicted_rows import Row
 from llm_perf_opt.planning.prediction_table import filled
 from llm_perf_opt.system.terminal import terminal_table
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llm_perf_opt.config.load import nearest_key
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.model.estimate.engine import ENGINES
+from llm_perf_opt.model.estimate.engine_model import ENGINES
 from llm_perf_opt.model.estimate.parallel import Layout
 from llm_perf_opt.model.hardware.work import BYTES
 from llm_perf_opt.model.static.forms import MLA_MODES, MlaMode

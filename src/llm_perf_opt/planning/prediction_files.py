@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llm_perf_opt.core.units import digits
-from llm_perf_opt.planning.prediction import COLUMNS, Row, middle_ms
+from llm_perf_opt.planning.predicted_rows import COLUMNS, Row, middle_ms
 from llm_perf_opt.report.draw import LoadDot, dots_svg
 
 

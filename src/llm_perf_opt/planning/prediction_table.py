@@ -4,11 +4,11 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from llm_perf_opt.core.units import or_dash, si
-from llm_perf_opt.model.static.analysis import Analysis
 from llm_perf_opt.model.static.closed_form import kv_bytes
 from llm_perf_opt.model.static.counted import CountedAnalysis
 from llm_perf_opt.model.static.forms import state_elements
-from llm_perf_opt.planning.prediction import BY_KEY, COLUMNS, Column, Row, Value
+from llm_perf_opt.model.static.model_analysis import Analysis
+from llm_perf_opt.planning.predicted_rows import BY_KEY, COLUMNS, Column, Row, Value
 from llm_perf_opt.system.terminal import screen_width, terminal_table
 
 WIDTH = 80

@@ -15,7 +15,7 @@ from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.model.families.wrapped import is_wrapped, longest_context, text_fields
 from llm_perf_opt.model.static.config_json import Fields, NotADecoder, NotInClosedForm, read_config_json
 from llm_perf_opt.model.static.parts import Model
-from llm_perf_opt.planning.counted import MetaModel
+from llm_perf_opt.planning.counted_rows import MetaModel
 from llm_perf_opt.planning.predict_request import Request
 from llm_perf_opt.planning.source import fetch_config, find_config
 from llm_perf_opt.planning.vision_params import Beside, count_beside

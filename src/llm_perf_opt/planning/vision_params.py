@@ -12,7 +12,7 @@ from typing import Any
 
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.preflight import RUN_EXTRA
-from llm_perf_opt.planning.counted import REFUSALS
+from llm_perf_opt.planning.counted_rows import REFUSALS
 from llm_perf_opt.workload.models.snapshot import build_config, find_size_problems, first_line
 
 _PARTS = ("vision_config", "audio_config")

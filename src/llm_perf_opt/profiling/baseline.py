@@ -42,7 +42,7 @@ from llm_perf_opt.core.units import count_of
 from llm_perf_opt.errors import CommandFailed, ParseError
 from llm_perf_opt.marks import MARKS_DIR, STOPPED
 from llm_perf_opt.profiling.injection import found_phases_environment
-from llm_perf_opt.profiling.program import (
+from llm_perf_opt.profiling.user_program import (
     CLEAN_PASS,
     ProgramRun,
     describe_program,

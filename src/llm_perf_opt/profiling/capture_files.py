@@ -17,7 +17,7 @@ from llm_perf_opt.core.manifest import strict_json, write_json
 from llm_perf_opt.core.names import ANALYSIS_FILE, DECODE_STEP, PHASES, TIMELINE_FILE
 from llm_perf_opt.core.records import Metric, StageFile
 from llm_perf_opt.core.units import count_of
-from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis
 from llm_perf_opt.diagnosis.evidence import Measured
 from llm_perf_opt.system.terminal import printable
 

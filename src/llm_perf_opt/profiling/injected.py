@@ -27,7 +27,7 @@ from llm_perf_opt.profiling.baseline import (
     require_success,
 )
 from llm_perf_opt.profiling.injection import found_phases_environment
-from llm_perf_opt.profiling.program import is_python, phase_limit
+from llm_perf_opt.profiling.user_program import is_python, phase_limit
 from llm_perf_opt.system.process import program_title
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from llm_perf_opt.profiling.observed import (
     stacks_of_places,
     summarise_look,
 )
-from llm_perf_opt.profiling.program import phase_limit
+from llm_perf_opt.profiling.user_program import phase_limit
 from llm_perf_opt.system.process import CommandResult, program_title
 from llm_perf_opt.system.py_spy import find_sampler
 from llm_perf_opt.system.redact import Redactor

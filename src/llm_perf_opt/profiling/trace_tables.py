@@ -160,7 +160,7 @@ def write_trace_files(
 ) -> TraceFiles:
     """Write operators.csv and .md, kernels.csv, analysis.json (with modules) and timeline.json next to the trace."""
     # numpy is imported only when a stage has run.
-    from llm_perf_opt.capture.memory import memory_counters
+    from llm_perf_opt.capture.allocator_memory import memory_counters
     from llm_perf_opt.capture.operators import ProfiledOperators, module_shares, module_tree
     from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
     from llm_perf_opt.capture.window import OperatorInputs, timeline_window

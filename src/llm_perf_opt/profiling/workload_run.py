@@ -30,7 +30,7 @@ from llm_perf_opt.profiling.baseline import (
     require_program,
     require_success,
 )
-from llm_perf_opt.profiling.program import Mark, phase_limit, read_marks
+from llm_perf_opt.profiling.user_program import Mark, phase_limit, read_marks
 from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, workload_overrides
 from llm_perf_opt.system.process import CommandResult, program_title
 from llm_perf_opt.workload.watcher import WATCHER, WATCHER_DIR, WATCHER_SETTINGS

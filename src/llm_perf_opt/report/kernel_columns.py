@@ -10,7 +10,7 @@ from typing import Literal
 
 from llm_perf_opt.capture.kernels.ncu_records import NcuKernel
 from llm_perf_opt.core.units import digits, format_bytes, format_count, format_ms, format_percent
-from llm_perf_opt.report.view.kernels import VIEWS, KernelRowView
+from llm_perf_opt.report.view.kernels_view import VIEWS, KernelRowView
 
 Value = float | str | None
 Unit = Literal["ms", "share", "launches", "us", "%", "B/s", "FLOP/s", "B", "count"]

@@ -27,10 +27,10 @@ from llm_perf_opt.core.names import (
     Role,
 )
 from llm_perf_opt.core.records import StageRecord
-from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis
 from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.errors import ManifestError, ParseError
-from llm_perf_opt.model.static.document import StaticDocument
+from llm_perf_opt.model.static.static_document import StaticDocument
 from llm_perf_opt.report.samples import SampleLine, parse_samples, samples_file
 from llm_perf_opt.system.files import read_limited, real_path, refuse_absurd_numbers
 

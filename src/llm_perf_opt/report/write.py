@@ -14,7 +14,7 @@ from llm_perf_opt.report.render.perfetto import render_perfetto
 from llm_perf_opt.report.render.report_md import render_report_md
 from llm_perf_opt.report.render.summary_md import render_summary_md
 from llm_perf_opt.report.run_files import read_run_files
-from llm_perf_opt.report.view.report import ReportView, build_view
+from llm_perf_opt.report.view.report_view import ReportView, build_view
 from llm_perf_opt.system.files import write_page, write_whole
 
 TRACE = "trace.perfetto.json.gz"

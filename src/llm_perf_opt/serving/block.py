@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from llm_perf_opt.serving.config import SloSection
-from llm_perf_opt.serving.results import LATENCIES, LevelResult
+from llm_perf_opt.serving.load_results import LATENCIES, LevelResult
+from llm_perf_opt.serving.serving_config import SloSection
 
 WIDTH = 50
 LABEL = 40

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_perf_opt.core.units import digits
-from llm_perf_opt.serving.config import LoadLevel, SloSection
-from llm_perf_opt.serving.records import LoadRun, RequestRecord
-from llm_perf_opt.serving.results import CapacityResult, LevelResult, Resource, percentile, tpot_s
+from llm_perf_opt.serving.load_records import LoadRun, RequestRecord
+from llm_perf_opt.serving.load_results import CapacityResult, LevelResult, Resource, percentile, tpot_s
+from llm_perf_opt.serving.serving_config import LoadLevel, SloSection
 
 MOST_LEVELS = 8
 # Concurrency of the first level, which shows how much the server completes; four times more while it meets the SLO.

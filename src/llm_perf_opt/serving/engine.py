@@ -20,9 +20,9 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from llm_perf_opt.errors import CommandFailed, ConfigError, ToolError
 from llm_perf_opt.serving.client.exchange import NoAnswer, ServerAnswer, UnusableAnswer, exchange
-from llm_perf_opt.serving.config import ServerSection
 from llm_perf_opt.serving.counters import parse_info
-from llm_perf_opt.serving.load import Target
+from llm_perf_opt.serving.load_run import Target
+from llm_perf_opt.serving.serving_config import ServerSection
 from llm_perf_opt.system.process import Service, allowed_environment
 from llm_perf_opt.system.redact import Redactor
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from llm_perf_opt.core.units import digits
-from llm_perf_opt.serving.results import BenchDocument, CapacityResult, LevelResult
+from llm_perf_opt.serving.load_results import BenchDocument, CapacityResult, LevelResult
 
 # A level that adds less than this share of what a linear server would add saturates it.
 LEAST_GAIN = 0.1

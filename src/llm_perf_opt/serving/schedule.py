@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Literal
 
-from llm_perf_opt.serving.config import LoadLevel, LoadSection
+from llm_perf_opt.serving.serving_config import LoadLevel, LoadSection
 from llm_perf_opt.serving.traffic.sessions import Traffic
 
 Arrival = Literal["poisson", "gamma", "constant", "recorded"]

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 from urllib.parse import urlsplit
 
-from llm_perf_opt.serving.results import GpuFigures
+from llm_perf_opt.serving.load_results import GpuFigures
 from llm_perf_opt.system.nvml import GpuSamples, sample_gpu
 
 

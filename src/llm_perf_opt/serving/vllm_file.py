@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from llm_perf_opt.serving.config import LoadSection
-from llm_perf_opt.serving.records import LoadRun
-from llm_perf_opt.serving.results import LATENCIES, LevelResult
+from llm_perf_opt.serving.load_records import LoadRun
+from llm_perf_opt.serving.load_results import LATENCIES, LevelResult
+from llm_perf_opt.serving.serving_config import LoadSection
 
 
 def vllm_json(

@@ -1,8 +1,8 @@
 """SQL over captures and runs: one schema for nsys, torch and rocpd, in a database that reaches nothing else.
 
-schema    the views and their columns: the one list behind `--schema`, the views' definitions and docs/python.md
+view_schema    the views and their columns: the one list behind `--schema`, the views' definitions and docs/python.md
 events    what happened in captures, as columns: kernels, launches, copies, graphs, operators, memory
-ranges    the same of named ranges
+range_views    the same of named ranges
 gaps      the same of the times without a kernel
 answers   rows of a diagnosis and of a run: ledger, findings, metrics, samples, requests
 table     columns of equal length, and what they become: rows, pandas, Arrow, polars, Parquet

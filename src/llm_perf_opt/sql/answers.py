@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 
 from llm_perf_opt.core.manifest import RunManifest
-from llm_perf_opt.diagnosis.document import Diagnosis
+from llm_perf_opt.diagnosis.diagnosis_document import Diagnosis
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.report.samples import SampleLine
-from llm_perf_opt.serving.records import RequestRecord
-from llm_perf_opt.serving.results import tpot_s
+from llm_perf_opt.serving.load_records import RequestRecord
+from llm_perf_opt.serving.load_results import tpot_s
 from llm_perf_opt.sql.events import Values, ViewRows, texts
-from llm_perf_opt.sql.schema import BY_NAME, MISSING, SqlType
+from llm_perf_opt.sql.view_schema import BY_NAME, MISSING, SqlType
 from llm_perf_opt.system.files import read_limited
 
 Row = Mapping[str, Any]

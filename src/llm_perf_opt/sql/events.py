@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from llm_perf_opt.capture.allocator_memory import CPU_TYPE
 from llm_perf_opt.capture.idle import IdleMap, map_idle
 from llm_perf_opt.capture.intervals import Flags, Ints, Nesting, innermost, nest
 from llm_perf_opt.capture.kernels.names import classify_kernel, distinct_short_names
-from llm_perf_opt.capture.memory import CPU_TYPE
 from llm_perf_opt.capture.ownership import Ownership, find_ownership, place_unlaunched
 from llm_perf_opt.capture.timeline import Activities, HostEvents, Timeline, distinct, no_host_events
 from llm_perf_opt.core.names import MODULE_PREFIX
 from llm_perf_opt.diagnosis.analyze import RecordedCapture
-from llm_perf_opt.diagnosis.gaps.startup import StartUp, find_start_up
-from llm_perf_opt.sql.schema import BY_NAME, MISSING
+from llm_perf_opt.diagnosis.gaps.startup_gaps import StartUp, find_start_up
+from llm_perf_opt.sql.view_schema import BY_NAME, MISSING
 
 Values = npt.NDArray[Any]
 ViewRows = Mapping[str, Values]

@@ -16,7 +16,7 @@ import numpy as np
 
 from llm_perf_opt.errors import ConfigError, ToolError
 from llm_perf_opt.sql.events import Values, ViewRows
-from llm_perf_opt.sql.schema import MISSING, SqlView
+from llm_perf_opt.sql.view_schema import MISSING, SqlView
 from llm_perf_opt.system.terminal import number_columns, printable, table_text
 
 # What a notebook shows of a table: a cell stays below 20 kB.

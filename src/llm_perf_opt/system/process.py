@@ -28,7 +28,7 @@ import psutil
 from llm_perf_opt.core.records import Progress, read_progress
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.system.redact import Redactor
-from llm_perf_opt.system.secrets.shapes import REDACTED, SECRET_NAME
+from llm_perf_opt.system.secrets.secret_shapes import REDACTED, SECRET_NAME
 
 MARKER = "LLM_PERF_COMMAND_ID"
 POLL_S = 0.2

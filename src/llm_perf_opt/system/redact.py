@@ -18,8 +18,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from llm_perf_opt.system.secrets.known import known_values
-from llm_perf_opt.system.secrets.shapes import (
+from llm_perf_opt.system.secrets.known_secrets import known_values
+from llm_perf_opt.system.secrets.secret_shapes import (
     MARKS,
     REDACTED,
     hidden_in,

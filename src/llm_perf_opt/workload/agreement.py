@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.errors import ProfilingError
-from llm_perf_opt.optimize.document import Agreement
+from llm_perf_opt.optimize.optimize_document import Agreement
 from llm_perf_opt.workload.generation import PartClock
 from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.nvtx import silent

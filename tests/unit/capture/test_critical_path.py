@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llm_perf_opt.capture.allocator_memory import MemoryEvents, memory_curves
 from llm_perf_opt.capture.critical import CriticalPath, critical_paths
 from llm_perf_opt.capture.frames import FlameNode, python_tree
-from llm_perf_opt.capture.memory import MemoryEvents, memory_curves
 from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.capture.timeline import Timeline

@@ -11,13 +11,19 @@ from dataclasses import replace
 import pytest
 
 from llm_perf_opt.capture.kernels.match import base_name, match_kernels, normalise, tolerant_regex
-from llm_perf_opt.capture.kernels.ncu import analyze_ncu, bound_class, headroom_by_name, join_nsys, occupancy_limiter
+from llm_perf_opt.capture.kernels.ncu_analysis import (
+    analyze_ncu,
+    bound_class,
+    headroom_by_name,
+    join_nsys,
+    occupancy_limiter,
+)
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuLaunch, NcuRule, NcuValue, NsysKernel
 from llm_perf_opt.capture.readers.ncu_csv import merge_launches, parse_ncu_csv
 from llm_perf_opt.capture.readers.ncu_report import load_ncu_dir
 from llm_perf_opt.core.manifest import strict_json
 from llm_perf_opt.diagnosis.kernels_alone import verdict_of_ncu
-from llm_perf_opt.profiling.ncu.results import kernels_csv
+from llm_perf_opt.profiling.ncu.ncu_results import kernels_csv
 from llm_perf_opt.report.draw import roofline_svg
 from llm_perf_opt.report.render.kernels_md import render_kernels_md
 from tests.support.fixtures_dir import DATA, shared_fixtures

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from llm_perf_opt.capture.kernels.ncu import analyze_ncu
+from llm_perf_opt.capture.kernels.ncu_analysis import analyze_ncu
 from llm_perf_opt.capture.kernels.ncu_records import NcuLaunch, NcuRule, NcuValue, base_unit, parse_number, parse_value
 from llm_perf_opt.capture.readers import ncu_report
 from llm_perf_opt.capture.readers.ncu_csv import (

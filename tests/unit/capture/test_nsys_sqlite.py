@@ -17,7 +17,7 @@ from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.capture.readers.nsys_summary import summarize_kernels
 from llm_perf_opt.capture.timeline import CapturedGpu, PageFaults
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
-from llm_perf_opt.diagnosis.document import CaptureAnalysis, GpuIdle, GraphTotals
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, GpuIdle, GraphTotals
 from llm_perf_opt.errors import ParseError
 from tests.support.answers import claim_of, scope_of
 from tests.support.nsys_builder import OTHER_THREAD, Export, h200_export

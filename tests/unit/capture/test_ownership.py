@@ -15,7 +15,7 @@ from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.capture.rows import RangeRow
 from llm_perf_opt.capture.timeline import Timeline
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
-from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis
 from tests.support.fixtures_dir import shared_fixtures
 from tests.support.nsys_builder import OTHER_THREAD, PID, THREAD, Export
 from tests.support.trace_builder import event, write_trace

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.capture.ranks.analysis import RanksAnalysis, analyze_ranks
 from llm_perf_opt.capture.ranks.collectives import (
     Arrivals,
     LongestCollective,
@@ -15,6 +14,7 @@ from llm_perf_opt.capture.ranks.collectives import (
     recorded_args,
 )
 from llm_perf_opt.capture.ranks.identify import identify
+from llm_perf_opt.capture.ranks.rank_analysis import RanksAnalysis, analyze_ranks
 from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.capture.timeline import Origin

@@ -12,7 +12,7 @@ from llm_perf_opt.capture.readers.rocpd import read_rocpd
 from llm_perf_opt.capture.timeline import CapturedGpu, LaunchShape
 from llm_perf_opt.cli import main
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
-from llm_perf_opt.diagnosis.document import GpuIdle
+from llm_perf_opt.diagnosis.diagnosis_document import GpuIdle
 from llm_perf_opt.errors import ParseError
 from tests.support.rocpd_builder import OTHER_GUID, Rocpd
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.capture.kernels.operator_work import OperatorWork, operator_work
-from llm_perf_opt.capture.ranks.analysis import analyze_ranks
 from llm_perf_opt.capture.ranks.collectives import recorded_args
+from llm_perf_opt.capture.ranks.rank_analysis import analyze_ranks
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest

@@ -11,7 +11,7 @@ from llm_perf_opt.capture.rows import Idle, RangeRow
 from llm_perf_opt.capture.tables import group_statistics
 from llm_perf_opt.capture.timeline import distinct, grouped, percentile
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
-from llm_perf_opt.diagnosis.document import CaptureAnalysis, GraphTotals
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, GraphTotals
 from tests.support.nsys_builder import OTHER_THREAD, PID, Export
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from llm_perf_opt.capture.memory import memory_counters
+from llm_perf_opt.capture.allocator_memory import memory_counters
 from llm_perf_opt.capture.operators import TreeRow, module_tree
 from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace

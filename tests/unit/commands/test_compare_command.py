@@ -20,12 +20,12 @@ from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.compare import interleave
 from llm_perf_opt.pipeline.compare.interleave import Experiment, parse_experiment
 from llm_perf_opt.pipeline.compare.sides import read_side, read_sides
-from llm_perf_opt.report.compare.page import timeline_pair
+from llm_perf_opt.report.compare.compare_page import timeline_pair
 from llm_perf_opt.report.run_files import read_run_files
 from llm_perf_opt.serving.client.lag import LoopLag
-from llm_perf_opt.serving.config import LoadLevel, SloSection
-from llm_perf_opt.serving.records import LoadRun, RequestRecord
-from llm_perf_opt.serving.results import BenchDocument, level_result
+from llm_perf_opt.serving.load_records import LoadRun, RequestRecord
+from llm_perf_opt.serving.load_results import BenchDocument, level_result
+from llm_perf_opt.serving.serving_config import LoadLevel, SloSection
 from tests.support.fixtures_dir import DATA, REPO
 from tests.support.report_runs import HOSTILE, capture, stage, write_run
 from tests.support.schemas import valid, valid_file

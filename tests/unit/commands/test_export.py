@@ -15,7 +15,7 @@ from llm_perf_opt.core.records import Metric, Spread
 from llm_perf_opt.errors import ManifestError, ToolError
 from llm_perf_opt.pipeline.loaded_run import RunTable
 from llm_perf_opt.report.render.openmetrics import metric_name, render_openmetrics
-from llm_perf_opt.sql.schema import VIEWS
+from llm_perf_opt.sql.view_schema import VIEWS
 from tests.support.report_runs import capture, stage, write_run
 from tests.unit.commands.test_compare_command import STEADY, run_of
 from tests.unit.pipeline.test_many_runs import timed_run

@@ -12,13 +12,13 @@ import pytest
 from llm_perf_opt.capture.readers import trace_workers
 from llm_perf_opt.capture.readers.kinds import TORCH, kind_of
 from llm_perf_opt.core.names import ANALYSIS_FILE, DIAGNOSIS_FILE
-from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, Diagnosis
+from llm_perf_opt.pipeline.analyze.analyze_run import write_run
 from llm_perf_opt.pipeline.analyze.read import read_captures
-from llm_perf_opt.pipeline.analyze.run import write_run
+from llm_perf_opt.pipeline.bench.profile_window import NsysWindow
 from llm_perf_opt.pipeline.bench.server_capture import LookPlace, nsys_stage
-from llm_perf_opt.pipeline.bench.window import NsysWindow
 from llm_perf_opt.pipeline.console import PlainConsole
-from llm_perf_opt.profiling.nsys.session import analyze_exports
+from llm_perf_opt.profiling.nsys.nsys_session import analyze_exports
 from llm_perf_opt.profiling.trace_tables import write_trace_files
 from llm_perf_opt.report.write import view_run
 from llm_perf_opt.system.redact import Redactor

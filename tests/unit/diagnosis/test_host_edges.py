@@ -10,10 +10,10 @@ from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
-from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis
 from llm_perf_opt.diagnosis.gaps.edges import HostEdge, HostPart
 from llm_perf_opt.report.run_files import read_run_files
-from llm_perf_opt.report.view.report import build_view
+from llm_perf_opt.report.view.report_view import build_view
 from tests.support.answers import cells_of, diagnosis_of, owner_of, scope_of
 from tests.support.nsys_builder import Export
 from tests.support.trace_builder import event, write_trace

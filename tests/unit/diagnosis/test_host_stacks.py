@@ -19,7 +19,7 @@ from llm_perf_opt.core.documents import (
 )
 from llm_perf_opt.diagnosis.cause import load_causes
 from llm_perf_opt.diagnosis.diagnose import judge
-from llm_perf_opt.diagnosis.document import Program
+from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.facts import HostFacts, Known, Unknown
 from llm_perf_opt.diagnosis.host.environment import variable_effects
 from llm_perf_opt.diagnosis.host.owners import busiest, host_rows, place_of

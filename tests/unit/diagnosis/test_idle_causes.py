@@ -7,7 +7,7 @@ import pytest
 from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
-from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis
 from tests.support.answers import cells_of, claim_of, diagnosis_of, owner_of, rules
 from tests.support.nsys_builder import OTHER_THREAD, Export
 from tests.support.trace_builder import event, write_trace

@@ -19,14 +19,14 @@ from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.diagnosis.analyze import RecordedCapture, analyze_captures, analyze_timelines
 from llm_perf_opt.diagnosis.claim import Finding
-from llm_perf_opt.diagnosis.document import AfterSetup, CaptureAnalysis
+from llm_perf_opt.diagnosis.diagnosis_document import AfterSetup, CaptureAnalysis
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, measure_timeline
 from llm_perf_opt.diagnosis.gaps.host_alone import HostAlone, OutsideRow
 from llm_perf_opt.diagnosis.run import is_covered
 from llm_perf_opt.profiling.range_phases import with_phases
 from llm_perf_opt.report.render.capture_text import render_analysis
 from llm_perf_opt.report.run_files import read_run_files
-from llm_perf_opt.report.view.report import build_view
+from llm_perf_opt.report.view.report_view import build_view
 from tests.support.answers import cells_of, claim_of, diagnosis_of, owner_of, rules, scope_of
 from tests.support.nsys_builder import PID, Export, h200_export
 from tests.support.report_facts import facts, ms, phase

@@ -13,7 +13,7 @@ from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import HardwareSection
 from llm_perf_opt.model.estimate.bands import OWN
 from llm_perf_opt.model.estimate.efficiency import MEASURED, TRANSFERRED, rates_of
-from llm_perf_opt.model.estimate.engine import ENGINES
+from llm_perf_opt.model.estimate.engine_model import ENGINES
 from llm_perf_opt.model.estimate.parallel import Layout, Wire, link_of
 from llm_perf_opt.model.estimate.requests import (
     ArrivalRate,

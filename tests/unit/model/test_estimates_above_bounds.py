@@ -7,15 +7,15 @@ import pytest
 
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import HardwareSection
-from llm_perf_opt.model.estimate.engine import EngineName
+from llm_perf_opt.model.estimate.engine_model import EngineName
 from llm_perf_opt.model.estimate.parallel import Layout
 from llm_perf_opt.model.hardware.hardware import CPU, Resolved, load_catalogue
 from llm_perf_opt.model.hardware.roofline import datasheet_ceilings
 from llm_perf_opt.model.static.forms import MLA_MODES
 from llm_perf_opt.model.static.parts import Model
+from llm_perf_opt.planning.planning_rows import predict_row
 from llm_perf_opt.planning.predict_request import Case, parse_request
-from llm_perf_opt.planning.prediction import Row, bound_ms
-from llm_perf_opt.planning.rows import predict_row
+from llm_perf_opt.planning.predicted_rows import Row, bound_ms
 from llm_perf_opt.planning.subject import Subject, subjects
 from tests.support.serving_bound import Requests, batch_bound_ms, serving_bound_tokens_per_s
 

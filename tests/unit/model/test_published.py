@@ -31,7 +31,7 @@ from llm_perf_opt.model.families.known import read_text_model
 from llm_perf_opt.model.hardware.hardware import load_catalogue
 from llm_perf_opt.model.hardware.roofline import Ceilings, datasheet_ceilings, missing_ceiling
 from llm_perf_opt.model.hardware.work import Dtypes
-from llm_perf_opt.model.static.memory import InMemory, held_context, memory_fit
+from llm_perf_opt.model.static.model_memory import InMemory, held_context, memory_fit
 from llm_perf_opt.model.static.parts import Model
 from tests.support.fixtures_dir import REPO
 from tests.support.serving_bound import Requests, batch_bound_ms, over_steps, serving_bound_tokens_per_s, step_bound_ms

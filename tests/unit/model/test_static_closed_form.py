@@ -22,7 +22,7 @@ from llm_perf_opt.model.static.closed_form import (
 from llm_perf_opt.model.static.config_json import NotInClosedForm, read_config_json
 from llm_perf_opt.model.static.double_entry import COPIED, UNEXPLAINED, Entry, double_entry
 from llm_perf_opt.model.static.forms import MlaMode, expected_experts, needed_pairs
-from llm_perf_opt.model.static.memory import memory_fit, memory_need
+from llm_perf_opt.model.static.model_memory import memory_fit, memory_need
 from llm_perf_opt.model.static.operator_count import Count, Tally
 from llm_perf_opt.model.static.parts import Model
 from llm_perf_opt.model.static.quantised import Quantised, read_quantised, run_dtypes

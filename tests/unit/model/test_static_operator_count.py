@@ -209,7 +209,7 @@ def activated_by_transformers(module: Any) -> int:
 
 def ocr_meta(preset: str, dtype: Any) -> tuple[Model, Any]:
     from llm_perf_opt.plugins.deepseek_ocr.adapter import parse_geometry
-    from llm_perf_opt.plugins.deepseek_ocr.load import build_on_meta as build_ocr
+    from llm_perf_opt.plugins.deepseek_ocr.build import build_on_meta as build_ocr
 
     geometry = preset_geometry(f"deepseek_ocr/arch/{preset}")
     module = build_ocr(parse_geometry(geometry), dtype="bfloat16").to(dtype)

@@ -13,14 +13,7 @@ from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.experiments import Guard, Remedy, load_experiments
 from llm_perf_opt.diagnosis.facts import PhaseKernel, RunFacts
 from llm_perf_opt.diagnosis.run import diagnose_run
-from llm_perf_opt.optimize.document import (
-    Agreement,
-    ExperimentRow,
-    MetricChange,
-    PredictedBound,
-    StartRow,
-)
-from llm_perf_opt.optimize.plan import (
+from llm_perf_opt.optimize.experiment_plan import (
     PAIR_LOOKS,
     Costs,
     ExperimentPlan,
@@ -34,9 +27,7 @@ from llm_perf_opt.optimize.plan import (
     scaled_bound,
     with_costs,
 )
-from llm_perf_opt.optimize.recommend import experiment_yaml, in_words, pasted_code, path_to_best
-from llm_perf_opt.optimize.search import ExperimentSearch
-from llm_perf_opt.optimize.verdict import (
+from llm_perf_opt.optimize.experiment_verdict import (
     LossLimits,
     bound_held,
     break_even_tokens,
@@ -48,9 +39,18 @@ from llm_perf_opt.optimize.verdict import (
     is_hopeless,
     judge_experiment,
 )
+from llm_perf_opt.optimize.optimize_document import (
+    Agreement,
+    ExperimentRow,
+    MetricChange,
+    PredictedBound,
+    StartRow,
+)
+from llm_perf_opt.optimize.recommend import experiment_yaml, in_words, pasted_code, path_to_best
+from llm_perf_opt.optimize.search import ExperimentSearch
 from llm_perf_opt.pipeline.compose import ConfigEntry, compose_config
-from llm_perf_opt.report.optimize.page import gain_bars
-from llm_perf_opt.report.optimize.text import row_cells
+from llm_perf_opt.report.optimize.optimize_page import gain_bars
+from llm_perf_opt.report.optimize.optimize_text import row_cells
 from tests.support.report_facts import bound, facts, gpu, idle, kernel, ms, phase
 
 EXPERIMENTS = load_experiments()

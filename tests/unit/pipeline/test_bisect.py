@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.cli import main
-from llm_perf_opt.comparison.bisect.document import bisect_document
-from llm_perf_opt.comparison.bisect.search import BisectSearch, PairsRequest
+from llm_perf_opt.comparison.bisect.bisect_document import bisect_document
+from llm_perf_opt.comparison.bisect.bisect_search import BisectSearch, PairsRequest
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.bisect import measure
 from llm_perf_opt.pipeline.bisect.flags import flag_line

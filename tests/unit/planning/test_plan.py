@@ -15,7 +15,7 @@ from llm_perf_opt.model.hardware.hardware import load_catalogue
 from llm_perf_opt.model.hardware.work import Dtypes
 from llm_perf_opt.planning.deployments import Demand, Limits, bill, front, price
 from llm_perf_opt.planning.disaggregation import PoolOption, best_pools
-from llm_perf_opt.planning.rows import predictions
+from llm_perf_opt.planning.planning_rows import predictions
 from tests.support.static_cases import preset_geometry, preset_model
 
 ASKED = ["plan", "model=llama3_8b", "hardware=h200,l40s", "--context", "4096", "--devices=2"]

@@ -12,7 +12,7 @@ from PIL import Image
 
 from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.plugins.deepseek_ocr.adapter import OcrGeometry, parse_geometry
-from llm_perf_opt.plugins.deepseek_ocr.load import build_on_meta, fill_with_noise
+from llm_perf_opt.plugins.deepseek_ocr.build import build_on_meta, fill_with_noise
 from llm_perf_opt.plugins.deepseek_ocr.network import DeepseekOcr, Experts, MoeBlock, Views
 from llm_perf_opt.plugins.memory.watcher import storages_of
 from llm_perf_opt.workload.models.base import Sample

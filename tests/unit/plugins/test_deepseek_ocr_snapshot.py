@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.plugins.deepseek_ocr.adapter import OcrInfer, OcrSection, geometry_of_snapshot, parse_geometry
-from llm_perf_opt.plugins.deepseek_ocr.load import _why_not_remote, build_on_meta, fill_with_noise
+from llm_perf_opt.plugins.deepseek_ocr.build import _why_not_remote, build_on_meta, fill_with_noise
 from llm_perf_opt.workload.models.base import Sample
 from tests.support.model_presets import adapter_of, compose_preset, load_preset
 

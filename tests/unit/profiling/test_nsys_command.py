@@ -9,10 +9,10 @@ import pytest
 
 from llm_perf_opt.core.host import Gpu, Host, Tool
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.profiling.nsys.capture import without_nsys_lines
-from llm_perf_opt.profiling.nsys.session import plan_captures
+from llm_perf_opt.profiling.nsys.nsys_capture import without_nsys_lines
+from llm_perf_opt.profiling.nsys.nsys_session import plan_captures
 from llm_perf_opt.profiling.stages.nsys import STAGE, NsysConfig
-from llm_perf_opt.profiling.vendor.nsys import (
+from llm_perf_opt.profiling.vendor.nsys_command import (
     build_nsys_cmd,
     build_nsys_export_cmd,
     build_nsys_stats_cmd,

@@ -14,7 +14,9 @@ from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.baseline import clean_metrics, last_words
 from llm_perf_opt.profiling.injected import injected_environment
 from llm_perf_opt.profiling.injection import INJECT_DIR
-from llm_perf_opt.profiling.program import (
+from llm_perf_opt.profiling.range_phases import PRESETS, chosen_phases, with_phases
+from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig
+from llm_perf_opt.profiling.user_program import (
     Mark,
     ProgramRun,
     describe_program,
@@ -23,8 +25,6 @@ from llm_perf_opt.profiling.program import (
     read_marks,
     sample_lines,
 )
-from llm_perf_opt.profiling.range_phases import PRESETS, chosen_phases, with_phases
-from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig
 from llm_perf_opt.system.process import program_title
 from tests.support.model_presets import compose_preset
 

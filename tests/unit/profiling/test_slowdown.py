@@ -7,7 +7,7 @@ from llm_perf_opt.core.documents import CleanPass, MetricsDocument, RanModel, St
 from llm_perf_opt.core.records import Metric
 from llm_perf_opt.core.slowdown import TimedSample, matched_ratios, no_slowdown, slowdown
 from llm_perf_opt.profiling.baseline import CleanBaseline, profiled_slowdown, slowdown_between
-from llm_perf_opt.profiling.nsys.session import nsys_slowdown
+from llm_perf_opt.profiling.nsys.nsys_session import nsys_slowdown
 
 MATCHED = "time under nsys by time in the clean pass, same samples, same first steps"
 MEDIANS = "median {} under nsys by that of the clean pass, because no sample has the same first steps in both"

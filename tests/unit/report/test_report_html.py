@@ -10,7 +10,7 @@ import pytest
 
 from llm_perf_opt.core.units import digits, format_bytes, format_factor, format_ms, format_percent
 from llm_perf_opt.report.render.html import json_for_script
-from llm_perf_opt.report.view.timeline import pack
+from llm_perf_opt.report.view.timeline_view import pack
 from tests.support.report_runs import analyze_h200
 
 # One worker makes the report these tests look at.

@@ -13,7 +13,7 @@ from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.core.records import Metric
 from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.report.run_files import read_run_files
-from llm_perf_opt.report.view.report import ReportView, build_view
+from llm_perf_opt.report.view.report_view import ReportView, build_view
 from llm_perf_opt.report.write import write_reports
 from tests.support.nsys_builder import Export
 from tests.support.report_runs import analyze_h200, clean, hostile_run, stage, write_run

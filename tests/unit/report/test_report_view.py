@@ -10,23 +10,23 @@ from llm_perf_opt.core.documents import Deployment
 from llm_perf_opt.core.manifest import read_manifest, write_manifest
 from llm_perf_opt.core.records import CommandRecord, CommandStep, Metric, Spread
 from llm_perf_opt.diagnosis.claim import Finding
-from llm_perf_opt.diagnosis.document import Coverage, Diagnosis, Program, ScopeRecord, Verdict
+from llm_perf_opt.diagnosis.diagnosis_document import Coverage, Diagnosis, Program, ScopeRecord, Verdict
 from llm_perf_opt.diagnosis.facts import Known, RunFacts, Unknown
 from llm_perf_opt.diagnosis.ledger import Cell
 from llm_perf_opt.diagnosis.run import diagnose_run
 from llm_perf_opt.profiling.baseline import clean_metrics
-from llm_perf_opt.profiling.program import ProgramRun, describe_program
-from llm_perf_opt.report.facts import unbeaten
+from llm_perf_opt.profiling.user_program import ProgramRun, describe_program
 from llm_perf_opt.report.render.glossary import words
 from llm_perf_opt.report.render.roofline_layout import WIDTH, layout_roofline
+from llm_perf_opt.report.run_facts import unbeaten
 from llm_perf_opt.report.run_files import LOG_LINES, read_run_files
 from llm_perf_opt.report.view.cost import MillionTokens, million_tokens
 from llm_perf_opt.report.view.findings import findings_view
 from llm_perf_opt.report.view.headline import is_worth_it
 from llm_perf_opt.report.view.modules import ModulesView, OperatorView, operators_split
-from llm_perf_opt.report.view.program import faster_than_possible
-from llm_perf_opt.report.view.report import ReportView, build_view
-from llm_perf_opt.report.view.roofline import MOST_POINTS, Point, Roof, RooflineView
+from llm_perf_opt.report.view.program_view import faster_than_possible
+from llm_perf_opt.report.view.report_view import ReportView, build_view
+from llm_perf_opt.report.view.roofline_view import MOST_POINTS, Point, Roof, RooflineView
 from llm_perf_opt.report.view.shown import Shown, format_spread
 from llm_perf_opt.report.write import write_reports
 from tests.support.report_facts import facts, gpu, idle, kernel, ms, ncu, phase

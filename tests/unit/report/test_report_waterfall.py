@@ -4,7 +4,7 @@ import pytest
 
 from llm_perf_opt.diagnosis.waterfall import KnownStep, UnknownStep, Waterfall, build_waterfall, split_idle
 from llm_perf_opt.report.view.shown import BoundDistance, TimePart
-from llm_perf_opt.report.view.waterfall import distance_of, split_of, waterfall_view
+from llm_perf_opt.report.view.waterfall_view import distance_of, split_of, waterfall_view
 from tests.support.report_facts import UNKNOWN, bound, gpu, idle, ms, phase
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from llm_perf_opt.serving.capacity import CapacitySearch, Trial, binding_limit, limiting_resource, quantile, ratios_of
-from llm_perf_opt.serving.config import LoadLevel, LoadSection, SloSection
 from llm_perf_opt.serving.counters import ServerCounter
-from llm_perf_opt.serving.records import LoadRun, RequestRecord
-from llm_perf_opt.serving.results import CapacityResult, GpuFigures, LatencyFigures, LevelResult, level_result
+from llm_perf_opt.serving.load_records import LoadRun, RequestRecord
+from llm_perf_opt.serving.load_results import CapacityResult, GpuFigures, LatencyFigures, LevelResult, level_result
+from llm_perf_opt.serving.serving_config import LoadLevel, LoadSection, SloSection
 from tests.support.simulated_server import simulate
 
 LOAD = LoadSection(requests=2500, duration_s=60)

@@ -10,13 +10,13 @@ from llm_perf_opt.serving.client.exchange import NoAnswer, exchange
 from llm_perf_opt.serving.client.lag import LagMeter, LoopLag, joined
 from llm_perf_opt.serving.client.request import RequestTemplate
 from llm_perf_opt.serving.client.stream import EventStream
-from llm_perf_opt.serving.config import LoadLevel, LoadSection, ServerSection
 from llm_perf_opt.serving.engine import ServerPlace, find_model, running_server, server_address
-from llm_perf_opt.serving.load import Target, run_level, send_one_by_one
-from llm_perf_opt.serving.records import LoadRun, RequestRecord
+from llm_perf_opt.serving.load_records import LoadRun, RequestRecord
+from llm_perf_opt.serving.load_run import Target, run_level, send_one_by_one
+from llm_perf_opt.serving.serving_config import LoadLevel, LoadSection, ServerSection
+from llm_perf_opt.serving.traffic.recorded_traffic import TraceSession, TraceTraffic, TraceTurn
 from llm_perf_opt.serving.traffic.sessions import Turn
 from llm_perf_opt.serving.traffic.synthetic import SyntheticTraffic
-from llm_perf_opt.serving.traffic.trace import TraceSession, TraceTraffic, TraceTurn
 from llm_perf_opt.system.redact import Redactor
 from tests.support.fake_server import fake_server
 from tests.support.hostile_server import STREAMS, hostile_server

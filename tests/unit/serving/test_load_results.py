@@ -8,11 +8,11 @@ import pytest
 
 from llm_perf_opt.report.sections.served_load import bench_metrics, bench_sections, shown_level
 from llm_perf_opt.serving.block import result_block
-from llm_perf_opt.serving.config import LoadLevel, LoadSection, SloSection
-from llm_perf_opt.serving.foreign import read_results
-from llm_perf_opt.serving.records import LoadRun, RequestRecord
-from llm_perf_opt.serving.results import BenchDocument, CapacityResult, LatencyFigures, LevelResult, level_result
+from llm_perf_opt.serving.foreign_results import read_results
+from llm_perf_opt.serving.load_records import LoadRun, RequestRecord
+from llm_perf_opt.serving.load_results import BenchDocument, CapacityResult, LatencyFigures, LevelResult, level_result
 from llm_perf_opt.serving.saturation import recommended, saturation, verdict
+from llm_perf_opt.serving.serving_config import LoadLevel, LoadSection, SloSection
 from llm_perf_opt.serving.vllm_file import vllm_json
 
 RECORDS = [

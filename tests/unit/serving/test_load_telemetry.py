@@ -4,12 +4,12 @@ import pytest
 
 from llm_perf_opt.core.documents import ClockSample
 from llm_perf_opt.report.sections.served_load import bench_metrics, bench_sections
-from llm_perf_opt.serving.config import LoadLevel, SloSection
 from llm_perf_opt.serving.counters import CounterSample, parse_counters, parse_info, summarise_counters
 from llm_perf_opt.serving.engine import server_report
-from llm_perf_opt.serving.load import Target
-from llm_perf_opt.serving.records import LoadRun, RequestRecord
-from llm_perf_opt.serving.results import BenchDocument, GpuFigures, level_result
+from llm_perf_opt.serving.load_records import LoadRun, RequestRecord
+from llm_perf_opt.serving.load_results import BenchDocument, GpuFigures, level_result
+from llm_perf_opt.serving.load_run import Target
+from llm_perf_opt.serving.serving_config import LoadLevel, SloSection
 from llm_perf_opt.serving.telemetry import gpu_figures, is_local
 from llm_perf_opt.system.nvml import GpuSamples
 from tests.support.fake_server import fake_server

@@ -14,17 +14,15 @@ import pytest
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.sections import SectionTable
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.pipeline.bench.config import read_config
+from llm_perf_opt.pipeline.bench.bench_config import read_config
 from llm_perf_opt.report.sections.served_load import bench_metrics, bench_sections, shown_level
 from llm_perf_opt.serving.capacity import over_saturation
 from llm_perf_opt.serving.client.lag import LoopLag
 from llm_perf_opt.serving.client.request import RequestTemplate
-from llm_perf_opt.serving.config import LoadLevel, LoadSection, ServerSection, SloSection
 from llm_perf_opt.serving.counters import CounterSample, ServerCounter, parse_counters, summarise_counters
 from llm_perf_opt.serving.engine import build_server_cmd, model_in, server_environment, with_program
-from llm_perf_opt.serving.load import Target, run_level, send_one_by_one
-from llm_perf_opt.serving.records import LoadRun, RequestRecord
-from llm_perf_opt.serving.results import (
+from llm_perf_opt.serving.load_records import LoadRun, RequestRecord
+from llm_perf_opt.serving.load_results import (
     BenchDocument,
     LatencyFigures,
     LevelResult,
@@ -32,10 +30,12 @@ from llm_perf_opt.serving.results import (
     latency_figures,
     level_result,
 )
+from llm_perf_opt.serving.load_run import Target, run_level, send_one_by_one
 from llm_perf_opt.serving.schedule import arrival_times
+from llm_perf_opt.serving.serving_config import LoadLevel, LoadSection, ServerSection, SloSection
+from llm_perf_opt.serving.traffic.recorded_traffic import TraceSession, TraceTraffic, TraceTurn
 from llm_perf_opt.serving.traffic.sessions import Turn
 from llm_perf_opt.serving.traffic.synthetic import SyntheticTraffic, made_up, words_for
-from llm_perf_opt.serving.traffic.trace import TraceSession, TraceTraffic, TraceTurn
 from tests.support.fake_server import METRICS, FakeServer, fake_server
 
 pytestmark = pytest.mark.slow

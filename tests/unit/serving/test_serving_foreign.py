@@ -10,10 +10,10 @@ from llm_perf_opt.capture.readers.kinds import LOAD, TORCH, kind_of
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.serving.config import LoadLevel, SloSection
-from llm_perf_opt.serving.foreign import read_results
-from llm_perf_opt.serving.records import LoadRun, RequestRecord
-from llm_perf_opt.serving.results import LatencyFigures, LevelResult, level_result
+from llm_perf_opt.serving.foreign_results import read_results
+from llm_perf_opt.serving.load_records import LoadRun, RequestRecord
+from llm_perf_opt.serving.load_results import LatencyFigures, LevelResult, level_result
+from llm_perf_opt.serving.serving_config import LoadLevel, SloSection
 from tests.support.fixtures_dir import DATA
 
 # The keys and their order are those the tools write.

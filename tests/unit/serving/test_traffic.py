@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.pipeline.bench.config import read_config
+from llm_perf_opt.pipeline.bench.bench_config import read_config
 from llm_perf_opt.pipeline.bench.warm_up import unlike
-from llm_perf_opt.serving.config import LoadLevel, LoadSection
 from llm_perf_opt.serving.schedule import arrival_times, levels_of, session_arrivals
-from llm_perf_opt.serving.traffic.files import read_traffic_file
+from llm_perf_opt.serving.serving_config import LoadLevel, LoadSection
+from llm_perf_opt.serving.traffic.recorded_traffic import TraceSession, TraceTraffic, TraceTurn
 from llm_perf_opt.serving.traffic.sessions import Turn
 from llm_perf_opt.serving.traffic.synthetic import SyntheticTraffic, made_up
-from llm_perf_opt.serving.traffic.trace import TraceSession, TraceTraffic, TraceTurn
+from llm_perf_opt.serving.traffic.traffic_files import read_traffic_file
 from tests.support.fixtures_dir import REPO
 
 SAMPLES = REPO / "examples" / "traffic"

@@ -19,7 +19,7 @@ import pytest
 
 from llm_perf_opt.system import redact
 from llm_perf_opt.system.redact import Redactor, given_secrets
-from llm_perf_opt.system.secrets.shapes import REDACTED, is_secret, shape_spans, without_shapes
+from llm_perf_opt.system.secrets.secret_shapes import REDACTED, is_secret, shape_spans, without_shapes
 from tests.support.fixtures_dir import REPO
 
 PRIVATE = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow1Bq8zXcVbNmAsDfGhJkL\nQwErTyUiOp23\n-----END RSA PRIVATE KEY-----"

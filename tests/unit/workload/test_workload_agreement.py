@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.optimize.verdict import LossLimits, check_outputs
+from llm_perf_opt.optimize.experiment_verdict import LossLimits, check_outputs
 from llm_perf_opt.workload.agreement import _Reference, _Tally, check_agreement, write_reference
 from llm_perf_opt.workload.session import Session, check_workload, open_session
 from tests.support.model_presets import compose_preset

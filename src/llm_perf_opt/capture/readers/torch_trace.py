@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from llm_perf_opt.capture.allocator_memory import MemoryEvents
 from llm_perf_opt.capture.intervals import Ints
 from llm_perf_opt.capture.kernels.names import as_utf8, cut_name
-from llm_perf_opt.capture.memory import MemoryEvents
 from llm_perf_opt.capture.operators import TraceDetail
 from llm_perf_opt.capture.readers.trace_decode import (
     ANNOTATION,

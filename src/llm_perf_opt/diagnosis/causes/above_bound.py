@@ -2,7 +2,7 @@
 
 from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.diagnosis.claim import Claim, Fact
-from llm_perf_opt.diagnosis.document import Program
+from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.facts import Known
 from llm_perf_opt.diagnosis.ledger import COMPUTE, OPERATORS
 from llm_perf_opt.diagnosis.scope import Scope

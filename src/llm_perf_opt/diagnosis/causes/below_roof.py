@@ -4,7 +4,7 @@ import re
 
 from llm_perf_opt.capture.shapes import ShapeRow
 from llm_perf_opt.diagnosis.claim import Claim, Fact
-from llm_perf_opt.diagnosis.document import Program
+from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.ledger import COMPUTE
 from llm_perf_opt.diagnosis.scope import Scope
 

@@ -2,7 +2,7 @@
 
 from llm_perf_opt.diagnosis.causes.exposed_memcpy import kinds_of_copies
 from llm_perf_opt.diagnosis.claim import Claim, Fact, confidence_of
-from llm_perf_opt.diagnosis.document import Program
+from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.ledger import COPY
 from llm_perf_opt.diagnosis.scope import Scope
 

@@ -1,7 +1,7 @@
 """A process with several GPUs that mostly uses one at a time."""
 
 from llm_perf_opt.diagnosis.claim import Claim, Fact
-from llm_perf_opt.diagnosis.document import Program
+from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.ledger import COMPUTE, fitted
 from llm_perf_opt.diagnosis.scope import Scope
 

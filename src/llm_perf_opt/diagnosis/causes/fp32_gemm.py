@@ -3,7 +3,7 @@
 from llm_perf_opt.capture.kernels.gemm_names import gemm_traits
 from llm_perf_opt.diagnosis.claim import Claim, Fact, Value
 from llm_perf_opt.diagnosis.device_time import KernelTime, kernel_fact
-from llm_perf_opt.diagnosis.document import Program
+from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.scope import Scope
 from llm_perf_opt.model.hardware.gpu_generation import GpuGeneration, gpu_generation
 

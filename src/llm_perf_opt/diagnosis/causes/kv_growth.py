@@ -2,7 +2,7 @@
 
 from llm_perf_opt.core.units import count_of
 from llm_perf_opt.diagnosis.claim import Claim, Fact, Value
-from llm_perf_opt.diagnosis.document import Program
+from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.facts import Known, RunFacts, value_of
 from llm_perf_opt.diagnosis.scope import Scope
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from llm_perf_opt.capture.rows import RangeRow
 from llm_perf_opt.diagnosis.claim import Claim, Fact, confidence_of
-from llm_perf_opt.diagnosis.document import Program
+from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, replays_graphs, runs_on
 from llm_perf_opt.diagnosis.facts import GRAPHS, GpuFacts, Known
-from llm_perf_opt.diagnosis.gaps.verdict import allocates
+from llm_perf_opt.diagnosis.gaps.gap_verdict import allocates
 from llm_perf_opt.diagnosis.gaps.waits import WaitRow
 from llm_perf_opt.diagnosis.ledger import LAUNCH
 from llm_perf_opt.diagnosis.scope import Scope

@@ -2,7 +2,7 @@
 
 from llm_perf_opt.diagnosis.causes.framework_overhead import claim_outside, does_something_else
 from llm_perf_opt.diagnosis.claim import Claim, Fact
-from llm_perf_opt.diagnosis.document import Program
+from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
 

@@ -1,7 +1,7 @@
 """What passes before the model gets its input."""
 
 from llm_perf_opt.diagnosis.claim import CERTAIN_INSTANCES, Claim, Fact
-from llm_perf_opt.diagnosis.document import Program
+from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.facts import Known
 from llm_perf_opt.diagnosis.scope import Scope
 

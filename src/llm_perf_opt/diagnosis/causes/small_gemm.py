@@ -2,7 +2,7 @@
 
 from llm_perf_opt.diagnosis.claim import Claim
 from llm_perf_opt.diagnosis.device_time import KernelTime, kernel_fact
-from llm_perf_opt.diagnosis.document import Program
+from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_SHARE, SHORT_NS, SHOWN = 0.1, 10_000, 3

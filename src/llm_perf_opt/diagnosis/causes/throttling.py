@@ -1,7 +1,7 @@
 """The driver names a throttle reason in a twentieth of the samples of a working GPU."""
 
 from llm_perf_opt.diagnosis.claim import Claim, Fact
-from llm_perf_opt.diagnosis.document import Program
+from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.facts import ClockFacts
 from llm_perf_opt.diagnosis.scope import Scope
 

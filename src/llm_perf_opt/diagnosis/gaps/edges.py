@@ -15,9 +15,9 @@ from llm_perf_opt.capture.idle import LONG_GAP_NS, IdleMap
 from llm_perf_opt.capture.intervals import Flags, nest, union
 from llm_perf_opt.capture.ranges import warmup_ranges
 from llm_perf_opt.capture.timeline import Activities, HostEvents, Timeline, distinct, grouped, join, take
-from llm_perf_opt.diagnosis.gaps.host import FRAME, OPERATOR, RANGE, HostRecord
-from llm_perf_opt.diagnosis.gaps.startup import StartUp, find_start_up
-from llm_perf_opt.diagnosis.gaps.verdict import HostCost, Verdict, means, readable
+from llm_perf_opt.diagnosis.gaps.gap_verdict import HostCost, Verdict, means, readable
+from llm_perf_opt.diagnosis.gaps.host_gaps import FRAME, OPERATOR, RANGE, HostRecord
+from llm_perf_opt.diagnosis.gaps.startup_gaps import StartUp, find_start_up
 
 When = Literal["before", "after"]
 WHEN: tuple[When, ...] = ("before", "after")

@@ -7,7 +7,7 @@ import numpy as np
 
 from llm_perf_opt.capture.intervals import Intervals, nest, union, without
 from llm_perf_opt.capture.timeline import HostEvents, Timeline, grouped
-from llm_perf_opt.diagnosis.gaps.verdict import readable
+from llm_perf_opt.diagnosis.gaps.gap_verdict import readable
 
 SHOWN = 5
 # Frames of the interpreter itself are less informative than their caller.

@@ -10,9 +10,7 @@ from llm_perf_opt.capture.idle import LONG_GAP_NS, IdleMap
 from llm_perf_opt.capture.intervals import Flags, Intervals, Ints, intersect, union
 from llm_perf_opt.capture.kernels.names import short_kernel_name
 from llm_perf_opt.capture.timeline import Activities, Timeline, distinct, join, take
-from llm_perf_opt.diagnosis.gaps.host import CALL, KERNEL, NOTHING, OPERATOR, RANGE, HostActivity, HostRecord
-from llm_perf_opt.diagnosis.gaps.startup import RECURRING, StartUp, find_start_up, goes_on
-from llm_perf_opt.diagnosis.gaps.verdict import (
+from llm_perf_opt.diagnosis.gaps.gap_verdict import (
     START_UP,
     HostCost,
     Verdict,
@@ -24,6 +22,8 @@ from llm_perf_opt.diagnosis.gaps.verdict import (
     means,
     readable,
 )
+from llm_perf_opt.diagnosis.gaps.host_gaps import CALL, KERNEL, NOTHING, OPERATOR, RANGE, HostActivity, HostRecord
+from llm_perf_opt.diagnosis.gaps.startup_gaps import RECURRING, StartUp, find_start_up, goes_on
 
 # This many of the longest gaps are inspected, and a sample of this many others that represents the rest.
 MAX_LOOKED_INTO, SAMPLED = 200, 100

@@ -14,9 +14,9 @@ from llm_perf_opt.capture.intervals import Flags, Intervals, Ints, union, withou
 from llm_perf_opt.capture.kernels.names import classify_kernel
 from llm_perf_opt.capture.rows import summed
 from llm_perf_opt.capture.timeline import Activities, Timeline, distinct
+from llm_perf_opt.diagnosis.gaps.gap_verdict import flags_of
 from llm_perf_opt.diagnosis.gaps.queue import in_order
-from llm_perf_opt.diagnosis.gaps.startup import StartUp, goes_on
-from llm_perf_opt.diagnosis.gaps.verdict import flags_of
+from llm_perf_opt.diagnosis.gaps.startup_gaps import StartUp, goes_on
 
 # Launches inspected, evenly over the capture.
 SAMPLE = 50_000

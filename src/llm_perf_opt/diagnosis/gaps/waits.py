@@ -10,9 +10,9 @@ from llm_perf_opt.capture.idle import IdleMap, idle_in
 from llm_perf_opt.capture.intervals import Flags, Ints, innermost, nest
 from llm_perf_opt.capture.kernels.names import short_kernel_name
 from llm_perf_opt.capture.timeline import HostEvents, Ranges, Timeline, distinct, join
-from llm_perf_opt.diagnosis.gaps.host import HostRecord
-from llm_perf_opt.diagnosis.gaps.startup import StartUp
-from llm_perf_opt.diagnosis.gaps.verdict import flags_of, means, readable
+from llm_perf_opt.diagnosis.gaps.gap_verdict import flags_of, means, readable
+from llm_perf_opt.diagnosis.gaps.host_gaps import HostRecord
+from llm_perf_opt.diagnosis.gaps.startup_gaps import StartUp
 
 # Operators of the framework itself say less about a place than what calls them.
 _FRAMEWORK_OPERATOR = re.compile(r"^(aten|c10|prims|c10d|fsdp)::|^ProfilerStep|^autograd::|^nn\.Module: ")

@@ -11,7 +11,7 @@ from functools import cached_property
 from llm_perf_opt.config.schema import HardwareSection
 from llm_perf_opt.model.estimate.bands import Band, band_of
 from llm_perf_opt.model.estimate.efficiency import TRANSFERRED, rates_of
-from llm_perf_opt.model.estimate.engine import ENGINES, HostShare
+from llm_perf_opt.model.estimate.engine_model import ENGINES, HostShare
 from llm_perf_opt.model.estimate.queueing import LoadTimes, closed_load, open_load
 from llm_perf_opt.model.estimate.steps import Setting, step_estimate
 from llm_perf_opt.model.hardware.work import Step

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from llm_perf_opt.config.schema import HardwareSection
 from llm_perf_opt.model.estimate.bands import band_of
 from llm_perf_opt.model.estimate.efficiency import rates_of
-from llm_perf_opt.model.estimate.engine import ENGINES, step_time
+from llm_perf_opt.model.estimate.engine_model import ENGINES, step_time
 from llm_perf_opt.model.estimate.parallel import Layout, link_of
 from llm_perf_opt.model.hardware.roofline import (
     Bound,

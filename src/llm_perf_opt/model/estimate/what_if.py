@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from llm_perf_opt.config.schema import HardwareSection
 from llm_perf_opt.core.names import DECODE, PREFILL
-from llm_perf_opt.model.estimate.engine import ENGINES
+from llm_perf_opt.model.estimate.engine_model import ENGINES
 from llm_perf_opt.model.estimate.steps import Setting, step_bound, step_estimate
 from llm_perf_opt.model.hardware.hardware import CPU
 from llm_perf_opt.model.hardware.work import BYTES, Dtypes, Shape, Step
-from llm_perf_opt.model.static.memory import RESERVE, memory_need
+from llm_perf_opt.model.static.model_memory import RESERVE, memory_need
+from llm_perf_opt.model.static.model_what_if import WhatIf, WhatIfLength, WhatIfPoint, WhatIfTime
 from llm_perf_opt.model.static.parts import Model
-from llm_perf_opt.model.static.what_if import WhatIf, WhatIfLength, WhatIfPoint, WhatIfTime
 
 # Entries of the catalogue that are compared with the GPU of the run.
 GPUS = ("h200", "b200", "h100_sxm", "a100_80gb", "mi300x", "l40s", "rtx5090")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llm_perf_opt.model.families.dense import read_falcon, read_opt
+from llm_perf_opt.model.families.family_table import families
 from llm_perf_opt.model.families.hybrid import (
     read_bamba,
     read_falcon_h1,
@@ -30,7 +31,6 @@ from llm_perf_opt.model.families.routed import (
     read_qwen_moe,
     read_step3,
 )
-from llm_perf_opt.model.families.table import families
 from llm_perf_opt.model.families.wrapped import known_type, longest_context, refuse_encoders, text_fields
 from llm_perf_opt.model.static.config_json import Fields, NotInClosedForm
 from llm_perf_opt.model.static.parts import Decoder, Model

@@ -14,7 +14,10 @@ from llm_perf_opt.core.records import Metric
 from llm_perf_opt.core.units import si
 from llm_perf_opt.model.hardware.roofline import launch_band
 from llm_perf_opt.model.hardware.work import Dtypes, Shape
-from llm_perf_opt.model.static.document import (
+from llm_perf_opt.model.static.operator_count import Count, Tally
+from llm_perf_opt.model.static.parts import in_order
+from llm_perf_opt.model.static.prediction import PhasePrediction
+from llm_perf_opt.model.static.static_document import (
     PhaseBound,
     PhaseEstimate,
     StaticDocument,
@@ -25,9 +28,6 @@ from llm_perf_opt.model.static.document import (
     StaticWorkload,
     hardware_record,
 )
-from llm_perf_opt.model.static.operator_count import Count, Tally
-from llm_perf_opt.model.static.parts import in_order
-from llm_perf_opt.model.static.prediction import PhasePrediction
 
 COUNTED = "operators counted on the meta device"
 BUILT = "parameters of the model built on the meta device"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from llm_perf_opt.comparison.stability import RepeatedValue
 from llm_perf_opt.comparison.statistics import ChangeEstimate, Pass, Verdict, estimate, judge
-from llm_perf_opt.optimize.plan import PAIR_LOOKS, look_share
-from llm_perf_opt.optimize.server.document import MORE_IS_BETTER, VerifiedGain
+from llm_perf_opt.optimize.experiment_plan import PAIR_LOOKS, look_share
+from llm_perf_opt.optimize.server.server_document import MORE_IS_BETTER, VerifiedGain
 
 # Rounds after which a verdict is requested.
 ROUND_LOOKS = PAIR_LOOKS

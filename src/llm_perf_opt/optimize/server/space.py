@@ -13,8 +13,8 @@ from annotated_types import Ge, MinLen
 from llm_perf_opt.config.load import validate
 from llm_perf_opt.config.schema import FORBID_UNKNOWN
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.optimize.server.document import OptionSetting
-from llm_perf_opt.optimize.server.evidence import EVIDENCE
+from llm_perf_opt.optimize.server.server_document import OptionSetting
+from llm_perf_opt.optimize.server.server_evidence import EVIDENCE
 from llm_perf_opt.system.files import read_limited
 
 FOLDER = Path(__file__).parent / "spaces"

@@ -15,7 +15,7 @@ from llm_perf_opt.capture.readers.kinds import NCU, NSYS, ROCPD, SNAPSHOT, SUMMA
 from llm_perf_opt.capture.rows import KernelRow
 from llm_perf_opt.core.units import count_of
 from llm_perf_opt.diagnosis.analyze import RecordedCapture, analyze_captures
-from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis
 from llm_perf_opt.diagnosis.evidence import Measured
 from llm_perf_opt.errors import ParseError, ToolError
 
@@ -150,7 +150,7 @@ def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
     """Export a report with nsys; without nsys, an export alongside it that is not older is used and said."""
     from llm_perf_opt.capture.readers.nsys_log import import_notes
     from llm_perf_opt.profiling.nsys.scrub import export_problem
-    from llm_perf_opt.profiling.vendor.nsys import build_nsys_export_cmd
+    from llm_perf_opt.profiling.vendor.nsys_command import build_nsys_export_cmd
     from llm_perf_opt.system.process import allowed_environment, run_command
 
     nsys = shutil.which("nsys")
@@ -239,7 +239,7 @@ def _read_summary(path: Path) -> _Summary:
 
 def _from_summary(found: CaptureAnalysis, path: Path, summary: _Summary) -> CaptureAnalysis:
     """A kernel summary has kernels and nothing else."""
-    from llm_perf_opt.diagnosis.document import SourceRow
+    from llm_perf_opt.diagnosis.diagnosis_document import SourceRow
 
     kernels = summary.kernels
     count, time_ns = sum(k.instances for k in kernels), sum(k.total_ns for k in kernels)
@@ -268,7 +268,7 @@ def _from_summary(found: CaptureAnalysis, path: Path, summary: _Summary) -> Capt
 
 
 def _read_ncu(files: Sequence[Path]) -> "NcuAnalysis":
-    from llm_perf_opt.capture.kernels.ncu import analyze_ncu
+    from llm_perf_opt.capture.kernels.ncu_analysis import analyze_ncu
     from llm_perf_opt.capture.readers.ncu_csv import merge_launches
     from llm_perf_opt.capture.readers.ncu_report import load_ncu
 

@@ -7,9 +7,9 @@ import msgspec
 from llm_perf_opt.core.sections import SectionTable, table_texts
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.sections.slow_requests import slow_sections
-from llm_perf_opt.serving.requests.records import SLOW_FILE
-from llm_perf_opt.serving.requests.stored import explain_run, is_load_run
-from llm_perf_opt.serving.results import BENCH
+from llm_perf_opt.serving.load_results import BENCH
+from llm_perf_opt.serving.requests.request_records import SLOW_FILE
+from llm_perf_opt.serving.requests.stored_requests import explain_run, is_load_run
 from llm_perf_opt.system.json_output import print_json
 from llm_perf_opt.system.terminal import number_columns, terminal_table
 

@@ -13,7 +13,7 @@ from llm_perf_opt.core.manifest import RunManifest, write_json, write_manifest
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.core.sections import Picture, Section, SectionTable, table_texts
 from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
-from llm_perf_opt.pipeline.analyze.run import require_free
+from llm_perf_opt.pipeline.analyze.analyze_run import require_free
 from llm_perf_opt.report.draw import steps_svg
 from llm_perf_opt.report.write import write_reports
 from llm_perf_opt.system.files import real_path

@@ -1,7 +1,7 @@
 """A server under load: the work behind `llm-perf bench`.
 
-`config` composes overrides into `BenchConfig`, with the arguments of `vllm bench serve` by `vllm_flags`. `run` starts,
-loads and stops the server and writes the run directory; `warm_up` sends the first requests and chooses the traffic,
-`window` captures a window of the load with nsys or the server's own profiler, `server_capture` analyses it. Charts are
-drawn by `report/sections/load_pictures`.
+`bench_config` composes overrides into `BenchConfig`, with the arguments of `vllm bench serve` by `vllm_flags`.
+`bench_run` starts, loads and stops the server and writes the run directory; `warm_up` sends the first requests and
+chooses the traffic, `profile_window` captures a window of the load with nsys or the server's own profiler,
+`server_capture` analyses it. Charts are drawn by `report/sections/load_pictures`.
 """

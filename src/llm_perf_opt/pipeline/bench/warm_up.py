@@ -5,17 +5,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llm_perf_opt.errors import ConfigError, ToolError
-from llm_perf_opt.pipeline.bench.config import BenchConfig
+from llm_perf_opt.pipeline.bench.bench_config import BenchConfig
 from llm_perf_opt.serving.client.request import RequestTemplate
-from llm_perf_opt.serving.config import LoadLevel, LoadSection
 from llm_perf_opt.serving.engine import RunningServer
-from llm_perf_opt.serving.load import send_one_by_one
-from llm_perf_opt.serving.records import RequestRecord
+from llm_perf_opt.serving.load_records import RequestRecord
+from llm_perf_opt.serving.load_run import send_one_by_one
 from llm_perf_opt.serving.schedule import levels_of
-from llm_perf_opt.serving.traffic.files import read_traffic_file
+from llm_perf_opt.serving.serving_config import LoadLevel, LoadSection
+from llm_perf_opt.serving.traffic.recorded_traffic import TraceSession, TraceTraffic, TraceTurn
 from llm_perf_opt.serving.traffic.sessions import Traffic, Turn
 from llm_perf_opt.serving.traffic.synthetic import PROBE_WORDS, SyntheticTraffic, made_up, words_for
-from llm_perf_opt.serving.traffic.trace import TraceSession, TraceTraffic, TraceTurn
+from llm_perf_opt.serving.traffic.traffic_files import read_traffic_file
 from llm_perf_opt.workload.dataset import TOKENS, list_samples
 
 # Where the server does not count tokens: about right for English.

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llm_perf_opt.comparison.bisect.document import Kind
+from llm_perf_opt.comparison.bisect.bisect_document import Kind
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.bisect.line import PointFails, PointName, RunPlace
 from llm_perf_opt.system.process import allowed_environment, run_command, run_quick

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from llm_perf_opt.comparison.bisect.document import Kind
+from llm_perf_opt.comparison.bisect.bisect_document import Kind
 from llm_perf_opt.comparison.comparison import WALL
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.bisect.line import PointName, RunPlace

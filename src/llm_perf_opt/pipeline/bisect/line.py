@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from llm_perf_opt.comparison.bisect.document import Kind
+from llm_perf_opt.comparison.bisect.bisect_document import Kind
 
 
 class PointFails(Exception):

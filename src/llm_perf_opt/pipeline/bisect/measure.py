@@ -11,7 +11,7 @@ from llm_perf_opt.errors import CommandFailed, ManifestError, ToolError
 from llm_perf_opt.pipeline.bisect.line import PointFails, RunPlace
 from llm_perf_opt.pipeline.compare.interleave import CLEAN_PASS_ALONE, llm_perf
 from llm_perf_opt.profiling.vendor.launch import quote
-from llm_perf_opt.report.facts import clean_metric
+from llm_perf_opt.report.run_facts import clean_metric
 from llm_perf_opt.system.process import run_command
 from llm_perf_opt.system.redact import Redactor
 

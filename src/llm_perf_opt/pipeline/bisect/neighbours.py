@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_perf_opt.comparison.bisect.document import LISTED, MovedPart, Neighbours
+from llm_perf_opt.comparison.bisect.bisect_document import LISTED, MovedPart, Neighbours
 from llm_perf_opt.comparison.comparison import CompareDocument, compare_sides
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.pipeline.bisect.line import Line, PointFails, RunPlace
 from llm_perf_opt.pipeline.compare.interleave import SIDES, llm_perf
 from llm_perf_opt.pipeline.compare.sides import changes_between, read_sides
-from llm_perf_opt.profiling.program import PYTHON
-from llm_perf_opt.report.compare.page import render_page
+from llm_perf_opt.profiling.user_program import PYTHON
+from llm_perf_opt.report.compare.compare_page import render_page
 from llm_perf_opt.system.files import write_page
 from llm_perf_opt.system.process import run_command
 from llm_perf_opt.system.redact import Redactor

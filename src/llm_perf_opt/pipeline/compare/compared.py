@@ -7,7 +7,7 @@ from pathlib import Path
 from llm_perf_opt.comparison.comparison import CompareDocument, compare_sides, is_settled
 from llm_perf_opt.comparison.gate import Condition
 from llm_perf_opt.comparison.statistics import shared_among
-from llm_perf_opt.pipeline.compare.document import compare_read_sides
+from llm_perf_opt.pipeline.compare.compare_document import compare_read_sides
 from llm_perf_opt.pipeline.compare.sides import ReadSide, read_side, read_sides
 
 

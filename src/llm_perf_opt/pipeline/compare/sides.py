@@ -19,16 +19,16 @@ from llm_perf_opt.comparison.stability import RepeatedValue
 from llm_perf_opt.comparison.statistics import GIVEN, StartVariation
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE, WALL_METRIC
-from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis
 from llm_perf_opt.diagnosis.facts import Known
 from llm_perf_opt.errors import ConfigError, ManifestError
 from llm_perf_opt.pipeline.compare.about import about_capture, about_load, about_runs, device_difference, devices_of
-from llm_perf_opt.pipeline.compare.served import ServedLevel, foreign_levels, served_levels
-from llm_perf_opt.report.facts import clean_metric
+from llm_perf_opt.pipeline.compare.served_comparison import ServedLevel, foreign_levels, served_levels
+from llm_perf_opt.report.run_facts import clean_metric
 from llm_perf_opt.report.run_files import Found, RunFiles, read_run_files, runs_a_program
 from llm_perf_opt.report.samples import BUSY_PCT, HOST_PROBE, SampleLine
 from llm_perf_opt.report.view.headline import shared_gpus
-from llm_perf_opt.serving.results import BENCH
+from llm_perf_opt.serving.load_results import BENCH
 
 if TYPE_CHECKING:
     from llm_perf_opt.pipeline.analyze.read import AnalyzedCaptures

@@ -15,7 +15,7 @@ from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.facts import RunFacts
 from llm_perf_opt.diagnosis.run import diagnose_run
 from llm_perf_opt.errors import CommandFailed, ConfigError
-from llm_perf_opt.optimize.plan import TrialSet
+from llm_perf_opt.optimize.experiment_plan import TrialSet
 from llm_perf_opt.optimize.recommend import EXPERIMENT, experiment_yaml
 from llm_perf_opt.pipeline.compose import (
     COMPOSITION_ERRORS,
@@ -31,7 +31,7 @@ from llm_perf_opt.pipeline.resume import KEY as RESUME
 from llm_perf_opt.pipeline.resume import resumed_arguments
 from llm_perf_opt.profiling.baseline import last_words
 from llm_perf_opt.profiling.vendor.launch import quote
-from llm_perf_opt.report.facts import gather, joined_ncu
+from llm_perf_opt.report.run_facts import gather, joined_ncu
 from llm_perf_opt.report.run_files import Found, read_run_files
 from llm_perf_opt.system.files import real_path, write_whole
 from llm_perf_opt.system.process import run_command

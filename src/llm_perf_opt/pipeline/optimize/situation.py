@@ -9,8 +9,8 @@ from llm_perf_opt.config.schema import AUTO
 from llm_perf_opt.core.names import PHASES
 from llm_perf_opt.diagnosis.experiments import Remedy, load_experiments
 from llm_perf_opt.diagnosis.facts import Known
-from llm_perf_opt.optimize.document import Objective
-from llm_perf_opt.optimize.plan import START_S, Costs, ExperimentPlan, Situation, build_plan
+from llm_perf_opt.optimize.experiment_plan import START_S, Costs, ExperimentPlan, Situation, build_plan
+from llm_perf_opt.optimize.optimize_document import Objective
 from llm_perf_opt.pipeline.optimize.setup import OptimizedModel, Profile
 from llm_perf_opt.workload.dataset import PAGES
 from llm_perf_opt.workload.models.registry import load_adapter

@@ -14,7 +14,7 @@ from llm_perf_opt.diagnosis.experiments import Remedy
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.system.files import read_limited
 from llm_perf_opt.system.redact import given_secrets
-from llm_perf_opt.system.secrets.shapes import is_secret
+from llm_perf_opt.system.secrets.secret_shapes import is_secret
 
 LARGEST_BYTES = 1 << 20
 _NAME = Annotated[str, MinLen(1)]

@@ -18,10 +18,10 @@ from llm_perf_opt.core.records import Progress, read_progress
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.model.hardware.calibrate import cache_dir
-from llm_perf_opt.optimize.document import OutputCheck
-from llm_perf_opt.optimize.plan import TrialSet
-from llm_perf_opt.optimize.verdict import LossLimits, check_outputs
-from llm_perf_opt.pipeline.optimize.protocol import SOCKET, Answer, PassSample, WorkerAsk, WorkerReady
+from llm_perf_opt.optimize.experiment_plan import TrialSet
+from llm_perf_opt.optimize.experiment_verdict import LossLimits, check_outputs
+from llm_perf_opt.optimize.optimize_document import OutputCheck
+from llm_perf_opt.pipeline.optimize.worker_protocol import SOCKET, Answer, PassSample, WorkerAsk, WorkerReady
 from llm_perf_opt.profiling.baseline import last_words
 from llm_perf_opt.profiling.vendor.launch import build_work_argv, bytecode_environment, workload_overrides
 from llm_perf_opt.system.process import Service, allowed_environment, read_tail

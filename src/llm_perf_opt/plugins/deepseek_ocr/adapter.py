@@ -299,7 +299,7 @@ class DeepseekOcrAdapter:
         if problems:
             raise ConfigError(problems)
         begin_step("imports")
-        from llm_perf_opt.plugins.deepseek_ocr.load import load_random, load_snapshot
+        from llm_perf_opt.plugins.deepseek_ocr.build import load_random, load_snapshot
 
         begin_step("loading")
         geometry = parse_geometry(self.geometry(model))
@@ -309,7 +309,7 @@ class DeepseekOcrAdapter:
 
     def build_meta(self, model: OcrSection) -> Any:
         begin_step("imports")
-        from llm_perf_opt.plugins.deepseek_ocr.load import build_on_meta
+        from llm_perf_opt.plugins.deepseek_ocr.build import build_on_meta
 
         begin_step("building")
         return build_on_meta(parse_geometry(self.geometry(model)), dtype=model.dtype)
@@ -344,7 +344,7 @@ class DeepseekOcrAdapter:
         module.set_experts_mode("grouped")
         if not shape.views:
             return text_prefill(module, shape)
-        from llm_perf_opt.plugins.deepseek_ocr.run import page_prefill
+        from llm_perf_opt.plugins.deepseek_ocr.loaded import page_prefill
 
         return page_prefill(module, shape)
 

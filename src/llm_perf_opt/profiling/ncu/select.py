@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from llm_perf_opt.capture.kernels.match import base_name, normalise, tolerant_regex
-from llm_perf_opt.capture.kernels.ncu import headroom_by_name
+from llm_perf_opt.capture.kernels.ncu_analysis import headroom_by_name
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NsysKernel
 from llm_perf_opt.capture.readers.nsys_stats import read_kernel_summary
 from llm_perf_opt.core.names import PREFILL

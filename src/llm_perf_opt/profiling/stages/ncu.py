@@ -17,9 +17,9 @@ from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Obstacle, Preview, StageContext
 from llm_perf_opt.errors import StageSkipped, ToolError
 from llm_perf_opt.profiling.baseline import forget_results, used_samples
-from llm_perf_opt.profiling.ncu.capture import check_metrics, check_sections, check_set
+from llm_perf_opt.profiling.ncu.ncu_capture import check_metrics, check_sections, check_set
 from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, capture_overrides, quote
-from llm_perf_opt.profiling.vendor.ncu import check_nvtx_include
+from llm_perf_opt.profiling.vendor.ncu_command import check_nvtx_include
 from llm_perf_opt.system.process import allowed_environment, run_quick
 
 WORK_DIR = NCU
@@ -210,7 +210,7 @@ class NcuStage:
         return tuple(found)
 
     def preview(self, cfg: NcuConfig, ctx: StageContext) -> Preview:
-        from llm_perf_opt.profiling.ncu.session import prepare
+        from llm_perf_opt.profiling.ncu.ncu_session import prepare
 
         tool = ctx.host.tool("ncu")
         cfg = to_the_end(cfg)
@@ -225,7 +225,7 @@ class NcuStage:
 
     def run(self, cfg: NcuConfig, ctx: StageContext) -> StageOutput:
         # numpy is imported only when the stage runs.
-        from llm_perf_opt.profiling.ncu.session import profile
+        from llm_perf_opt.profiling.ncu.ncu_session import profile
 
         if ctx.config.infer.tp > 1:
             raise StageSkipped(

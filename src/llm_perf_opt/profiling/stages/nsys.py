@@ -14,7 +14,7 @@ from llm_perf_opt.core.names import NSYS
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Obstacle, Preview, StageContext
 from llm_perf_opt.profiling.baseline import forget_results, used_samples
-from llm_perf_opt.profiling.vendor.nsys import CAPTURE_ENDS, CAPTURE_ENDS_WORDS, KeepReport
+from llm_perf_opt.profiling.vendor.nsys_command import CAPTURE_ENDS, CAPTURE_ENDS_WORDS, KeepReport
 from llm_perf_opt.workload.outputs import output_problems
 
 SCOPES = ("none", "process-tree", "system-wide")
@@ -236,8 +236,8 @@ class NsysStage:
         return tuple(found)
 
     def preview(self, cfg: NsysConfig, ctx: StageContext) -> Preview:
-        from llm_perf_opt.profiling.nsys.capture import command_line
-        from llm_perf_opt.profiling.nsys.session import plan_captures
+        from llm_perf_opt.profiling.nsys.nsys_capture import command_line
+        from llm_perf_opt.profiling.nsys.nsys_session import plan_captures
 
         workload = ctx.config.workload
         nsys = ctx.host.tool("nsys").path or "nsys"
@@ -247,8 +247,8 @@ class NsysStage:
 
     def run(self, cfg: NsysConfig, ctx: StageContext) -> StageOutput:
         # numpy is imported only when the stage runs.
-        from llm_perf_opt.profiling.nsys.capture import WORK_DIR
-        from llm_perf_opt.profiling.nsys.session import run_nsys
+        from llm_perf_opt.profiling.nsys.nsys_capture import WORK_DIR
+        from llm_perf_opt.profiling.nsys.nsys_session import run_nsys
 
         folder = ctx.workload_dir / WORK_DIR
         forget_results(folder)

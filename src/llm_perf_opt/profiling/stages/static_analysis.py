@@ -25,7 +25,6 @@ from llm_perf_opt.model.hardware.hardware import (
     with_calibration,
 )
 from llm_perf_opt.model.hardware.work import Dtypes, short_dtype
-from llm_perf_opt.model.static.analysis import Analysis, analyse
 from llm_perf_opt.model.static.config_json import NotInClosedForm
 from llm_perf_opt.model.static.counted import (
     CountedAnalysis,
@@ -34,13 +33,14 @@ from llm_perf_opt.model.static.counted import (
     counted_metrics,
     unknown_text,
 )
-from llm_perf_opt.model.static.document import StaticDocument, build_document, static_metrics
 from llm_perf_opt.model.static.double_entry import disagreements
-from llm_perf_opt.model.static.markdown import render_markdown
+from llm_perf_opt.model.static.model_analysis import Analysis, analyse
+from llm_perf_opt.model.static.model_what_if import WhatIf
 from llm_perf_opt.model.static.operator_count import Count
 from llm_perf_opt.model.static.parts import Model
 from llm_perf_opt.model.static.quantised import Quantised, read_quantised, run_dtypes
-from llm_perf_opt.model.static.what_if import WhatIf
+from llm_perf_opt.model.static.static_document import StaticDocument, build_document, static_metrics
+from llm_perf_opt.model.static.static_markdown import render_markdown
 from llm_perf_opt.profiling.found_model import read_found_model, with_found_model
 from llm_perf_opt.profiling.static_child import (
     COUNTS_FILE,

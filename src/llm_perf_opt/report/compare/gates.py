@@ -4,7 +4,7 @@ import re
 from xml.etree import ElementTree
 
 from llm_perf_opt.comparison.comparison import CompareDocument
-from llm_perf_opt.report.compare.text import gate_words
+from llm_perf_opt.report.compare.compare_text import gate_words
 
 # What XML cannot hold, escaped or not.
 _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from llm_perf_opt.report.compare.page import page_environment, style_sheet
+from llm_perf_opt.report.compare.compare_page import page_environment, style_sheet
 from llm_perf_opt.report.draw import Chart, chart_svg
 
 

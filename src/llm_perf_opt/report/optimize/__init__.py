@@ -1,3 +1,3 @@
-"""What `llm-perf optimize` shows: `text` for terminals and markdown, `page` as HTML; of a
+"""What `llm-perf optimize` shows: `optimize_text` for terminals and markdown, `optimize_page` as HTML; of a
 server `server_text` and `server_page`.
 """

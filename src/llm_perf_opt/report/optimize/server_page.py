@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from llm_perf_opt.optimize.server.document import SERVER_UNITS, ConfigurationRow, OptimizeServerDocument
-from llm_perf_opt.optimize.server.rows import FRONTIER_Y, WORST_FIRST, frontier_axis
-from llm_perf_opt.report.compare.page import page_environment, style_sheet
+from llm_perf_opt.optimize.server.configuration_rows import FRONTIER_Y, WORST_FIRST, frontier_axis
+from llm_perf_opt.optimize.server.server_document import SERVER_UNITS, ConfigurationRow, OptimizeServerDocument
+from llm_perf_opt.report.compare.compare_page import page_environment, style_sheet
 from llm_perf_opt.report.draw import LoadPoint, trade_svg
 from llm_perf_opt.report.optimize.server_text import (
     FLAG_COLUMNS,

@@ -4,7 +4,7 @@ import textwrap
 
 from llm_perf_opt.core.markdown import code, escape, table
 from llm_perf_opt.core.units import format_factor, format_quantity
-from llm_perf_opt.optimize.server.document import (
+from llm_perf_opt.optimize.server.server_document import (
     SERVER_UNITS,
     ConfigurationRow,
     FlagGain,

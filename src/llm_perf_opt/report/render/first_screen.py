@@ -10,11 +10,11 @@ from html import escape
 
 from llm_perf_opt.core.units import format_factor, format_percent
 from llm_perf_opt.diagnosis.claim import Finding
-from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, Diagnosis
 from llm_perf_opt.report.run_files import Found
 from llm_perf_opt.report.view.captured import captured_split, captured_tiles, host_alone_split
 from llm_perf_opt.report.view.headline import TONES, Tone
-from llm_perf_opt.report.view.report import ReportView
+from llm_perf_opt.report.view.report_view import ReportView
 from llm_perf_opt.report.view.shown import Shown, Tile, TimeSplit
 
 # Colours of the page's style sheet.

@@ -23,10 +23,10 @@ from llm_perf_opt.report.kernel_columns import (
 )
 from llm_perf_opt.report.render.glossary import heading, terms, upper_first, words
 from llm_perf_opt.report.render.roofline_layout import layout_roofline
-from llm_perf_opt.report.view.kernels import VIEWS, KernelsView
-from llm_perf_opt.report.view.report import ReportView
-from llm_perf_opt.report.view.timeline import Jump, TimelineView, Track
-from llm_perf_opt.report.view.what_if import Times, WhatIfView
+from llm_perf_opt.report.view.kernels_view import VIEWS, KernelsView
+from llm_perf_opt.report.view.report_view import ReportView
+from llm_perf_opt.report.view.timeline_view import Jump, TimelineView, Track
+from llm_perf_opt.report.view.what_if_view import Times, WhatIfView
 
 PACKAGE = "llm_perf_opt.report"
 ROWS_WITHOUT_SCRIPT = 40

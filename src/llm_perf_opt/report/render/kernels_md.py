@@ -12,7 +12,7 @@ from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuKernel
 from llm_perf_opt.core.markdown import code, escape, plain, table
 from llm_perf_opt.core.units import count_of, or_dash
 from llm_perf_opt.report.render.report_md import kernel_table
-from llm_perf_opt.report.view.report import ReportView
+from llm_perf_opt.report.view.report_view import ReportView
 
 ADVICE_WIDTH = 220
 STALLS_NAMED = 3

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from llm_perf_opt.core.markdown import code, escape, heading, link, plain, table
 from llm_perf_opt.core.units import digits, format_ms, format_percent
 from llm_perf_opt.report.kernel_columns import MEASURED, show_value
-from llm_perf_opt.report.render.markdown import Footnotes, format_metric
+from llm_perf_opt.report.render.markdown_text import Footnotes, format_metric
 from llm_perf_opt.report.view.findings import FindingView
-from llm_perf_opt.report.view.kernels import WHOLE, KernelRowView, KernelsView
+from llm_perf_opt.report.view.kernels_view import WHOLE, KernelRowView, KernelsView
 from llm_perf_opt.report.view.modules import ModulesView
-from llm_perf_opt.report.view.provenance import ProvenanceView
-from llm_perf_opt.report.view.report import ReportView
-from llm_perf_opt.report.view.sections import SectionView
-from llm_perf_opt.report.view.waterfall import BarRow, WaterfallView
+from llm_perf_opt.report.view.provenance_view import ProvenanceView
+from llm_perf_opt.report.view.report_view import ReportView
+from llm_perf_opt.report.view.sections_view import SectionView
+from llm_perf_opt.report.view.waterfall_view import BarRow, WaterfallView
 
 KERNELS_SHOWN = 15
 BAR_WIDTH = 40

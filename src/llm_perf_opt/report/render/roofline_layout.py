@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.report.view.roofline import Point, Roof, RooflineView
+from llm_perf_opt.report.view.roofline_view import Point, Roof, RooflineView
 
 WIDTH, HEIGHT = 900, 460
 LEFT, RIGHT, TOP, BOTTOM = 74, 18, 16, 52

@@ -4,9 +4,9 @@ from llm_perf_opt.core.markdown import escape, heading
 from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.report.view.findings import FindingView
-from llm_perf_opt.report.view.report import ReportView
+from llm_perf_opt.report.view.report_view import ReportView
 from llm_perf_opt.report.view.shown import Shown
-from llm_perf_opt.report.view.waterfall import WaterfallView
+from llm_perf_opt.report.view.waterfall_view import WaterfallView
 
 DONE = 3
 PLAIN = {

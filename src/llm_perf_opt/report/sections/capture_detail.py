@@ -4,17 +4,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import UNSET
 
+from llm_perf_opt.capture.allocator_memory import MemoryCurve
 from llm_perf_opt.capture.critical import CriticalPath
 from llm_perf_opt.capture.frames import PythonTree
 from llm_perf_opt.capture.graphs import GraphReplays
-from llm_perf_opt.capture.memory import MemoryCurve
 from llm_perf_opt.capture.rows import CopyRow, CounterRow
 from llm_perf_opt.capture.shapes import ShapesAnalysis
 from llm_perf_opt.core.sections import Cell, Picture, Section, SectionTable
 from llm_perf_opt.core.units import count_of, format_bytes, format_percent
-from llm_perf_opt.diagnosis.document import CaptureAnalysis
-from llm_perf_opt.report.sections.idle import idle_sections
-from llm_perf_opt.report.sections.ranks import filled, rank_sections
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis
+from llm_perf_opt.report.sections.idle_sections import idle_sections
+from llm_perf_opt.report.sections.rank_sections import filled, rank_sections
 
 # On the page; the terminal shows fewer, analysis.json all.
 ROWS = 60

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from msgspec import UNSET
 
-from llm_perf_opt.capture.memory import MemoryCurve
+from llm_perf_opt.capture.allocator_memory import MemoryCurve
 from llm_perf_opt.capture.shapes import ShapesAnalysis
 from llm_perf_opt.core.sections import Picture
 from llm_perf_opt.core.units import count_of, digits
-from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis
 from llm_perf_opt.report.draw import ScatterPoint, scatter_svg, steps_svg
 from llm_perf_opt.report.sections.capture_detail import MEMORY, SHAPES
 

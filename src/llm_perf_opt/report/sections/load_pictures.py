@@ -7,8 +7,8 @@ from pathlib import Path
 from llm_perf_opt.core.sections import Picture, Section
 from llm_perf_opt.report.draw import LoadPoint, over_time_svg, trade_svg
 from llm_perf_opt.report.sections.served_load import COUNTERS_OVER_TIME, OVER_TIME, TRADE
-from llm_perf_opt.serving.records import LoadRun, RequestRecord
-from llm_perf_opt.serving.results import BENCH, BenchDocument, LevelResult
+from llm_perf_opt.serving.load_records import LoadRun, RequestRecord
+from llm_perf_opt.serving.load_results import BENCH, BenchDocument, LevelResult
 from llm_perf_opt.system.files import write_whole
 
 # On all charts of a page together.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from llm_perf_opt.core.records import Metric
 from llm_perf_opt.core.sections import Cell, Section, SectionTable
-from llm_perf_opt.serving.results import LATENCIES, BenchDocument, LatencyFigures, LevelResult
+from llm_perf_opt.serving.load_results import LATENCIES, BenchDocument, LatencyFigures, LevelResult
 from llm_perf_opt.serving.saturation import is_sound, recommended, verdict
 
 LATENCY, OVER_TIME, TRADE, COUNTERS = "Serving under load", "Latency over time", "Throughput and latency", "Counters"

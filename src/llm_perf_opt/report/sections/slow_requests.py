@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from llm_perf_opt.core.sections import Cell, Link, Section, SectionTable
 from llm_perf_opt.core.units import format_ms
-from llm_perf_opt.serving.requests.records import (
+from llm_perf_opt.serving.requests.request_records import (
     PARTS,
     Delay,
     ExplainedRequest,

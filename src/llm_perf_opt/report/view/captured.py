@@ -9,14 +9,14 @@ from llm_perf_opt.capture.rows import RangeRow
 from llm_perf_opt.core.names import PROGRAM
 from llm_perf_opt.core.records import Metric, StageRecord
 from llm_perf_opt.core.units import count_of, digits, format_bytes, format_ms, format_percent
-from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis, ScopeRecord
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, Diagnosis, ScopeRecord
 from llm_perf_opt.diagnosis.evidence import runs_on
 from llm_perf_opt.diagnosis.facts import Known, Unknown
 from llm_perf_opt.diagnosis.host_scope import UNSAMPLED
 from llm_perf_opt.diagnosis.kernels_alone import BOUNDS, time_by_bound, times_under_ncu
 from llm_perf_opt.diagnosis.ledger import NOT_RECORDED, cell_name
 from llm_perf_opt.report.run_files import Found, RunFiles
-from llm_perf_opt.report.view.ledger import scope_name
+from llm_perf_opt.report.view.ledger_view import scope_name
 from llm_perf_opt.report.view.shown import Cell, Shown, Tile, TimePart, TimeSplit, share, show
 
 EDGES = {"before": "before the first GPU work", "after": "after the last"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.units import digits, si
 from llm_perf_opt.diagnosis.facts import Known, Unknown
-from llm_perf_opt.report.facts import clean_metric
+from llm_perf_opt.report.run_facts import clean_metric
 from llm_perf_opt.report.run_files import Found, RunFiles
 
 MILLION = 1e6

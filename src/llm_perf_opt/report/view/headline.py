@@ -11,12 +11,12 @@ from msgspec import UNSET
 from llm_perf_opt.core.names import BUSY_GPUS, DECODE, PROGRAM
 from llm_perf_opt.core.units import digits, format_factor, format_ms, format_percent
 from llm_perf_opt.diagnosis.claim import Finding
-from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis, VerdictKind
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, Diagnosis, VerdictKind
 from llm_perf_opt.diagnosis.facts import Known, Quantity, RunFacts, Unknown
 from llm_perf_opt.diagnosis.run import REQUEST
 from llm_perf_opt.diagnosis.verdict import MIN_HEADLINE, WEAK
 from llm_perf_opt.diagnosis.waterfall import Waterfall
-from llm_perf_opt.report.facts import clean_metric, measured_prompt
+from llm_perf_opt.report.run_facts import clean_metric, measured_prompt
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.samples import stability_warnings
 from llm_perf_opt.report.view.captured import (
@@ -32,10 +32,10 @@ from llm_perf_opt.report.view.captured import (
 from llm_perf_opt.report.view.cost import million_tokens
 from llm_perf_opt.report.view.findings import FindingKey, gain_of, gain_of_saving, key_of, saved_in_request_ms, twins
 from llm_perf_opt.report.view.modules import ModulesView, operators_split
-from llm_perf_opt.report.view.roofline import mbu_of, mfu_of
+from llm_perf_opt.report.view.roofline_view import mbu_of, mfu_of
 from llm_perf_opt.report.view.shown import BoundDistance, Shown, Tile, TimeSplit, show
-from llm_perf_opt.report.view.subject import CLEAN_OPTION, PageSubject
-from llm_perf_opt.report.view.waterfall import distance_of, request_split, split_of
+from llm_perf_opt.report.view.subject_view import CLEAN_OPTION, PageSubject
+from llm_perf_opt.report.view.waterfall_view import distance_of, request_split, split_of
 
 Tone = Literal["good", "warn", "bad", "unknown"]
 NEAR_BOUND = 1.3

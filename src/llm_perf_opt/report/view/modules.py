@@ -7,11 +7,11 @@ from msgspec import UNSET
 from llm_perf_opt.core.names import PHASES
 from llm_perf_opt.core.units import format_ms, format_percent
 from llm_perf_opt.diagnosis.facts import Unknown
-from llm_perf_opt.model.static.document import StaticGroup
 from llm_perf_opt.model.static.double_entry import Entry
+from llm_perf_opt.model.static.static_document import StaticGroup
 from llm_perf_opt.report.run_files import Found, OperatorRow, RunFiles
 from llm_perf_opt.report.view.shown import TimePart, TimeSplit
-from llm_perf_opt.report.view.subject import MODEL, PageSubject
+from llm_perf_opt.report.view.subject_view import MODEL, PageSubject
 
 OPERATORS_SHOWN = 25
 # On the bar of the first screen.

@@ -8,8 +8,8 @@ import msgspec
 
 from llm_perf_opt.serving.client.lag import LoopLag
 from llm_perf_opt.serving.client.request import RequestTemplate
-from llm_perf_opt.serving.config import LoadLevel, LoadSection
-from llm_perf_opt.serving.records import RequestRecord
+from llm_perf_opt.serving.load_records import RequestRecord
+from llm_perf_opt.serving.serving_config import LoadLevel, LoadSection
 from llm_perf_opt.serving.traffic.sessions import Traffic
 from llm_perf_opt.system.redact import Redactor
 

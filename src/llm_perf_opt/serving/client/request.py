@@ -19,7 +19,7 @@ import msgspec
 
 from llm_perf_opt.serving.client.exchange import describe, read_bounded
 from llm_perf_opt.serving.client.stream import EventStream
-from llm_perf_opt.serving.records import RequestRecord
+from llm_perf_opt.serving.load_records import RequestRecord
 from llm_perf_opt.serving.traffic.sessions import Turn
 
 LONGEST_ERROR = 200

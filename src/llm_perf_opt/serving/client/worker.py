@@ -21,7 +21,7 @@ from llm_perf_opt.serving.client.exchange import open_session
 from llm_perf_opt.serving.client.lag import LagMeter
 from llm_perf_opt.serving.client.protocol import ENDED, GO, READY, RECORDS, Share, ShareSummary, frame, read_start
 from llm_perf_opt.serving.client.request import Exchange, RequestTemplate, Sender
-from llm_perf_opt.serving.records import RequestRecord
+from llm_perf_opt.serving.load_records import RequestRecord
 from llm_perf_opt.serving.traffic.sessions import Turn
 
 WATCH_S = 0.2

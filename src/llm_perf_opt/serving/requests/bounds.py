@@ -14,8 +14,8 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from statistics import median
 
-from llm_perf_opt.serving.records import RequestRecord
-from llm_perf_opt.serving.requests.records import LatencyPart, LongestGap
+from llm_perf_opt.serving.load_records import RequestRecord
+from llm_perf_opt.serving.requests.request_records import LatencyPart, LongestGap
 
 # Tokens of one step arrive this much apart at most, or this share of the gap before them.
 SAME_STEP_S = 0.003

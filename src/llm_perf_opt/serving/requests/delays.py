@@ -4,10 +4,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from llm_perf_opt.serving.records import RequestRecord
+from llm_perf_opt.serving.load_records import RequestRecord
 from llm_perf_opt.serving.requests.bounds import BoundedRequest
-from llm_perf_opt.serving.requests.records import Delay
-from llm_perf_opt.serving.requests.timeline import TimedStep, step_ranges
+from llm_perf_opt.serving.requests.request_records import Delay
+from llm_perf_opt.serving.requests.request_timeline import TimedStep, step_ranges
 
 
 @dataclass

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import cast
 
-from llm_perf_opt.serving.startup.records import Purpose
-from llm_perf_opt.serving.startup.stacks import SampledFrame
+from llm_perf_opt.serving.startup.startup_records import Purpose
+from llm_perf_opt.serving.startup.startup_stacks import SampledFrame
 
 FILE = Path(__file__).with_name("purposes.toml")
 # A thread waits where one of its innermost frames does.

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from llm_perf_opt.serving.startup.stacks import SampledProcess, placed, read_trace
+from llm_perf_opt.serving.startup.startup_stacks import SampledProcess, placed, read_trace
 from llm_perf_opt.system.process import Service, allowed_environment
 from llm_perf_opt.system.py_spy import find_sampler
 from llm_perf_opt.system.redact import Redactor

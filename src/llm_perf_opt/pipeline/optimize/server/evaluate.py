@@ -11,16 +11,17 @@ from pathlib import Path
 from llm_perf_opt.comparison.gate import Condition
 from llm_perf_opt.core.records import Progress
 from llm_perf_opt.errors import CommandFailed, ToolError
-from llm_perf_opt.optimize.server.document import (
+from llm_perf_opt.optimize.experiment_verdict import broken_constraints
+from llm_perf_opt.optimize.server.levels import FIRST_CONCURRENCY, climb
+from llm_perf_opt.optimize.server.server_document import (
     LoadObservation,
     ServedCheck,
     ServerObjective,
     StartOutcome,
 )
-from llm_perf_opt.optimize.server.evidence import LoadFacts, StreamedRequest, observations
-from llm_perf_opt.optimize.server.levels import FIRST_CONCURRENCY, climb
-from llm_perf_opt.optimize.server.outputs import ServedReference, check_answers
-from llm_perf_opt.optimize.server.search import StartRequest
+from llm_perf_opt.optimize.server.server_evidence import LoadFacts, StreamedRequest, observations
+from llm_perf_opt.optimize.server.server_outputs import ServedReference, check_answers
+from llm_perf_opt.optimize.server.server_search import StartRequest
 from llm_perf_opt.optimize.server.space import (
     START,
     Configuration,
@@ -30,19 +31,18 @@ from llm_perf_opt.optimize.server.space import (
     name_of,
     without,
 )
-from llm_perf_opt.optimize.verdict import broken_constraints
-from llm_perf_opt.pipeline.bench.config import BenchConfig
+from llm_perf_opt.pipeline.bench.bench_config import BenchConfig
 from llm_perf_opt.pipeline.bench.warm_up import WarmServer, warm_up
 from llm_perf_opt.pipeline.console import Console
-from llm_perf_opt.pipeline.optimize.server.answers import PROMPTS, ask_answers
-from llm_perf_opt.pipeline.optimize.server.journal import write_reference
-from llm_perf_opt.serving.config import LoadLevel, ServerSection, SloSection
+from llm_perf_opt.pipeline.optimize.server.answer_check import PROMPTS, ask_answers
+from llm_perf_opt.pipeline.optimize.server.server_journal import write_reference
 from llm_perf_opt.serving.engine import RunningServer, ServerPlace, running_server
-from llm_perf_opt.serving.load import run_level
-from llm_perf_opt.serving.records import LoadRun, RequestRecord
-from llm_perf_opt.serving.results import LevelResult, level_result, tpot_s
+from llm_perf_opt.serving.load_records import LoadRun, RequestRecord
+from llm_perf_opt.serving.load_results import LevelResult, level_result, tpot_s
+from llm_perf_opt.serving.load_run import run_level
+from llm_perf_opt.serving.serving_config import LoadLevel, ServerSection, SloSection
 from llm_perf_opt.serving.telemetry import gpu_figures, is_local, sampled_gpus
-from llm_perf_opt.serving.traffic.trace import TraceSession
+from llm_perf_opt.serving.traffic.recorded_traffic import TraceSession
 from llm_perf_opt.system.redact import Redactor
 
 # Sessions no load uses, so that nothing of them is in a cache; below those of the warm-up.

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llm_perf_opt.serving.config import ServerSection
 from llm_perf_opt.serving.requests.adapters.installed import installed_version
+from llm_perf_opt.serving.serving_config import ServerSection
 
 INJECT = Path(__file__).with_name("inject")
 FOLDER_VARIABLE = "LLM_PERF_STEPS"
