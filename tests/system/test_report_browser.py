@@ -52,7 +52,7 @@ def test_the_page_opens_without_a_message_and_without_a_request(browser: Browser
 
 
 def test_a_column_is_sorted_by_mouse_and_by_keyboard(browser: Browser) -> None:
-    assert column(browser, 3)[:2] == ["0.348 ms", "0.182 ms"]
+    assert column(browser, 3)[:2] == ["347.7 µs", "182.0 µs"]
     browser.click('#kernel-table th[data-col="launches"] button')
     launches = [float(text.replace(",", "")) for text in column(browser, 5)]
     assert launches == sorted(launches, reverse=True)
@@ -240,10 +240,10 @@ def test_times_of_a_step_become_times_of_a_request(browser: Browser) -> None:
     wall = '[data-of="decode"] tr[data-step="wall"] td.num'
     shown = "return document.querySelector(arguments[0]).innerText"
     time = browser.text(FIRST.format(3))
-    assert (browser.run(shown, wall), time) == ("15.13 ms", "0.348 ms")
+    assert (browser.run(shown, wall), time) == ("15.13 ms", "347.7 µs")
     browser.click('#per-switch input[value="request"]')
     # Six steps: the capture has 24 of them in 4 loops.
-    assert (browser.run(shown, wall), browser.text(FIRST.format(3))) == ("90.78 ms", "2.086 ms")
+    assert (browser.run(shown, wall), browser.text(FIRST.format(3))) == ("90.78 ms", "2.09 ms")
     assert browser.text("#kernel-count").endswith("times of one request (6.00 steps)")
 
 

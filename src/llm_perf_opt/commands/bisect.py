@@ -232,7 +232,7 @@ def _line(args: argparse.Namespace, program: Sequence[str], folder: Path) -> "Li
 
 
 def _fixed(argv: tuple[str, ...], args: argparse.Namespace, labels: tuple[str, ...]) -> tuple[str, ...]:
-    """The arguments with commits in place of names such as HEAD, which may move before a resumption."""
+    """The arguments with commits instead of names such as HEAD, which may move before a resumption."""
     ends = [word for word in args.words if "=" not in word]
     cut = argv.index("--") if "--" in argv else len(argv)
     replaced = (

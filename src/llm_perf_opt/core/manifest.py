@@ -47,7 +47,7 @@ class RunManifest:
         return next((s for s in self.stages if s.name == name), None)
 
     def with_stage(self, record: StageRecord) -> "RunManifest":
-        """A copy with this stage's record put in place of an older one of the same name, or appended."""
+        """A copy with this stage's record put instead of an older one of the same name, or appended."""
         known = [s.name for s in self.stages]
         if record.name in known:
             stages = tuple(record if s.name == record.name else s for s in self.stages)

@@ -96,7 +96,7 @@ class Link:
 class Section:
     """One section of the report. `metrics` names numbers of the same stage, shown with unit, how and source.
 
-    `others` are pictures in place of `picture`, of which the page shows one at a time, chosen by its label.
+    `others` are pictures instead of `picture`, of which the page shows one at a time, chosen by its label.
     """
 
     title: str

@@ -205,9 +205,9 @@ def _next_steps(view: "ReportView", run_dir: Path) -> list[Text]:
     if first is not None:
         lines.append(Text.assemble(("  fix: ", "bold"), printable(first.remedy)))
         if view.subject.kind == "program":
-            after = f"change it, run the same command again, then llm-perf compare {run} NEW_RUN"
+            after = f"llm-perf compare {run} NEW_RUN  # after the change, with a second run"
         else:
-            after = f"llm-perf optimize run={run} tries the fixes"
+            after = f"llm-perf optimize run={run}  # tries the fixes"
         lines.append(Text.assemble(("  next: ", "bold"), printable(after)))
     return [*lines, Text.assemble(("  next: ", "bold"), printable(f"llm-perf open {run}"))]
 

@@ -90,7 +90,7 @@ def run_workload(
 ) -> WorkloadRun:
     """Run it once from its start to its end.
 
-    `repeats` of the samples in place of `run.repeats`. `prefix` is before the command: a program that runs it.
+    `repeats` of the samples instead of `run.repeats`. `prefix` is before the command: a program that runs it.
     `watcher` names a `WorkloadWatcher` to be notified of what happens inside our own model's process, `settings` is
     what that one gets. A workload that fails raises; with `check=False` it is returned, and `result` says how it ended.
     `stop_after_tokens` ends each sample of our own model early: with 1, after its prefill. A stage that runs the

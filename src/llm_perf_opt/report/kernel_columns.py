@@ -4,7 +4,8 @@ A new figure of ncu is one entry in `COLUMNS`; only a new unit needs a line in `
 script's `text`.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,8 +47,8 @@ class KernelColumn:
     def heading(self) -> str:
         return self.title[0].upper() + self.title[1:]
 
-    def text(self, row: KernelRowView) -> str:
-        return show_value(self.value(row), self.unit)
+    def texts(self, rows: Sequence[KernelRowView]) -> list[str]:
+        return column_texts([self.value(row) for row in rows], self.unit)
 
 
 def _ncu(of: Callable[[NcuKernel], Value]) -> Callable[[KernelRowView], Value]:
@@ -154,6 +155,34 @@ def show_value(value: Value, unit: Unit | None) -> str:
     if value is None or value == "":
         return "—"
     return str(value) if unit is None or isinstance(value, str) else FORMATS[unit](value)
+
+
+# Units whose values in one column share a scale: the first that the largest value reaches, and its name.
+SCALES: Mapping[Unit, tuple[tuple[float, str], ...]] = {
+    "ms": ((1e3, "s"), (1.0, "ms"), (1e-3, "µs")),
+    "us": ((1e6, "s"), (1e3, "ms"), (1.0, "µs")),
+    "B/s": ((1e9, "GB/s"),),
+    "share": ((1e-2, "%"),),
+    "%": ((1.0, "%"),),
+}
+DIGITS, MOST_PLACES = 4, 2
+
+
+def column_texts(values: Sequence[Value], unit: Unit | None) -> list[str]:
+    """The texts of a column: times, rates and shares in one unit with the same decimal places, as in the script."""
+    if unit is None or unit not in SCALES:
+        return [show_value(value, unit) for value in values]
+    largest = max((abs(value) for value in values if isinstance(value, int | float)), default=0.0)
+    sizes = SCALES[unit]
+    size, name = next((each for each in sizes if largest >= each[0]), sizes[-1])
+    whole = math.floor(math.log10(largest / size)) + 1 if largest else 1
+    places = min(max(DIGITS - whole, 0), MOST_PLACES)
+    return [f"{_fixed(v / size, places)} {name}" if isinstance(v, int | float) else show_value(v, None) for v in values]
+
+
+def _fixed(value: float, places: int) -> str:
+    least = 10.0**-places
+    return f"< {least:.{places}f}" if value and abs(value) < 0.5 * least else f"{value:,.{places}f}"
 
 
 def script_values(row: KernelRowView) -> dict[str, Value]:

@@ -107,7 +107,7 @@ class LoadSection:
     `requests` and `duration_s` bound each level: whichever is reached first ends it; requests under way then have
     `drain_s` to finish. The load grows to its level during `ramp_up_s`; requests of that time are not counted.
     `stall_s` is the longest a stream may be silent. More than `max_failed_share` of failed requests fail the run.
-    `search` finds the highest rate or concurrency that meets `slo` in place of given levels. `max_concurrency` limits
+    `search` finds the highest rate or concurrency that meets `slo` instead of given levels. `max_concurrency` limits
     the requests under way at a rate. `processes` None: as many as the level needs.
     """
 

@@ -125,7 +125,7 @@ def _samples(session: Session, known: Mapping[str, Any] | None = None) -> Iterat
 def _run(session: Session, sample: Sample, forced: Sequence[Sequence[int]] | None) -> tuple[list[tuple[int, ...]], Any]:
     """The tokens of each sequence and the logits behind them, [sequences, tokens, vocabulary].
 
-    With `forced` tokens those are read in place of the model's own choices.
+    With `forced` tokens those are read instead of the model's own choices.
     """
     import torch
 

@@ -318,7 +318,7 @@ def test_a_real_program_is_run_at_every_commit_and_the_function_is_named(
         (["good", "HEAD", "--metric", "tpot", "--", "x"], "--metric: unknown metric 'tpot'; did you mean tpot_ms?"),
         (
             ["good", "HEAD", "--gate", "<=-3%", "--", "x"],
-            "--gate: not a change for the worse (got '<=-3%'), allowed: such as '<=+3%' or '>=-3%'",
+            "--gate: not a regression limit (got '<=-3%'); use e.g. '<=+3%' or '>=-3%'",
         ),
         (["good", "HEAD", "--max-pairs", "2", "--", "x"], "--max-pairs: must be at least 8 (got 2)"),
         (

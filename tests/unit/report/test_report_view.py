@@ -178,12 +178,12 @@ def test_a_server_under_load_is_told_by_throughput_latency_and_kept_limits(tmp_p
     view = view_of(tmp_path)
     assert view.headline.verdict == (
         "4,008.5 output tokens per second with concurrency 16, 40 requests: median TTFT 43.23 ms; 75.0 % of the "
-        "requests kept to every limit."
+        "requests met every SLO."
     )
     late = {**metrics, "serve_client_late_ms": number(9.6, "ms")}
     write_run(tmp_path / "late", stage("bench", tmp_path, metrics=late))
     assert view_of(tmp_path / "late").headline.verdict.startswith(
-        "Invalid, because the client was late by 9.600 ms on average: 4,008.5 output tokens per second with 16 at once"
+        "Invalid, because the client was late by 9.600 ms on average: 4,008.5 output tokens per second with concurrency"
     )
     capacity = Metric(
         value=15.4, unit="requests/s", how="requests/s that meet TTFT ≤ 300 ms", source="bench/bench.json"

@@ -202,7 +202,7 @@ def test_the_tables_of_a_trace_leave_unrecorded_columns_empty(tmp_path: Path) ->
         "self_device_memory_bytes": "",
     }
     text = (tmp_path / "operators.md").read_text()
-    assert "| `aten::mm` | 1 | 75.0% | 0.007 | 0.010 | 0.030 | 0.030 |" in text
+    assert "| `aten::mm` | 1 | 75.0 % | 0.007 | 0.010 | 0.030 | 0.030 |" in text
     assert "| operator | calls | of operators' device time | self CPU ms |" in text
     assert "| operator | calls | of operator time | self CPU ms |" in text
     assert (tmp_path / "kernels.csv").read_text().splitlines() == [

@@ -200,7 +200,7 @@ def is_given(section: HardwareSection, key: str) -> bool:
 
 
 def with_calibration(section: HardwareSection, calibration: Calibration) -> HardwareSection:
-    """Put what this machine reached in place of what another user's did; what was given stays."""
+    """Put what this machine reached instead of what another user's did; what was given stays."""
     rates = {
         name: rate for name, rate in section.achieved_tflops.items() if is_given(section, f"achieved_tflops.{name}")
     }

@@ -15,7 +15,7 @@ PLAN_FILE, JOURNAL_FILE = "bisect-plan.json", "bisect-pairs.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class BisectPlan:
-    """What was requested, with commits in place of names, which may move."""
+    """What was requested, with commits instead of names, which may move."""
 
     schema_version: Literal[1] = 1
     argv: tuple[str, ...]

@@ -43,7 +43,7 @@ class Experiment:
     refs: dict[str, str]
 
     def fixed(self) -> "Experiment":
-        """With commits in place of names, which may move before the last run."""
+        """With commits instead of names, which may move before the last run."""
         env = allowed_environment(os.environ)
         refs = {}
         for side, ref in self.refs.items():

@@ -151,7 +151,7 @@ MESSAGES_NOTED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What will be profiled and why. `window`: consecutive launches in place of those `capture` asks for by name."""
+    """What will be profiled and why. `window`: consecutive launches instead of those `capture` asks for by name."""
 
     timeline: tuple[NsysKernel, ...]
     source: str | None

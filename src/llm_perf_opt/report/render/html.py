@@ -1,7 +1,7 @@
 """report.html: one file that opens offline, styles, script and data inside it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import PurePath
@@ -11,6 +11,7 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.core.units import digits, format_count, format_ms, format_percent
 from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.report.kernel_columns import (
@@ -18,6 +19,7 @@ from llm_perf_opt.report.kernel_columns import (
     Detail,
     KernelColumn,
     Value,
+    column_texts,
     kernel_details,
     script_values,
 )
@@ -60,18 +62,33 @@ def render_html(view: ReportView) -> str:
         measured=[column for column in columns if column.is_first],
         has_modules=any(row.module for row in view.kernels.rows),
         rows_without_script=ROWS_WITHOUT_SCRIPT,
+        kernel_texts=_kernel_texts(view.kernels, [column for column in columns if column.is_first]),
         findings_open=FINDINGS_OPEN,
-        can_scale=any(
-            fall.is_known and fall.request_title != fall.title for fall in view.waterfalls if fall.request_title
-        ),
-        has_phases=any(fall.is_known for fall in view.waterfalls) or any(view.kernels.totals_ms[1:]),
+        can_scale=any((view.steps.get(phase) or 1.0) > 1.0 for phase in shown_phases(view)),
+        phases=shown_phases(view),
         has_trace=view.has_trace,
     )
+
+
+def shown_phases(view: ReportView) -> list[str]:
+    """The phases with a waterfall or with kernels of their own: a switch offers no other."""
+    falls = {fall.phase for fall in view.waterfalls if fall.is_known}
+    totals = dict(zip(VIEWS, view.kernels.totals_ms, strict=True))
+    return [phase for phase in (PREFILL, DECODE) if phase in falls or totals.get(phase)]
 
 
 def file_names(text: str) -> str:
     """Files outside the run by their names; the page says on hover where they were."""
     return ", ".join(PurePath(path).name if path.startswith("/") else path for path in text.split(", "))
+
+
+def _kernel_texts(kernels: KernelsView, columns: Sequence[KernelColumn]) -> list[tuple[str, ...]]:
+    """By row, time, share and the measured columns of the whole capture, for a page without its script."""
+    total = kernels.totals_ms[0]
+    times = [row.time_ms[0] for row in kernels.rows]
+    shares = [None if time is None or not total else time / total for time in times]
+    texts = [column_texts(times, "ms"), column_texts(shares, "share"), *(c.texts(kernels.rows) for c in columns)]
+    return list(zip(*texts, strict=True))
 
 
 def _is_filled(column: KernelColumn, view: ReportView) -> bool:

@@ -1,10 +1,10 @@
 """report.md: the whole report for places that render markdown."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from llm_perf_opt.core.markdown import code, escape, heading, link, plain, table
 from llm_perf_opt.core.units import digits, format_ms, format_percent
-from llm_perf_opt.report.kernel_columns import MEASURED, show_value
+from llm_perf_opt.report.kernel_columns import MEASURED, column_texts, show_value
 from llm_perf_opt.report.render.markdown_text import Footnotes, format_metric
 from llm_perf_opt.report.view.findings import FindingView
 from llm_perf_opt.report.view.kernels_view import WHOLE, KernelRowView, KernelsView
@@ -143,7 +143,7 @@ def kernel_table(view: KernelsView, count: int, *, filled: bool = False) -> list
     """The first kernels; a dash stands for what was not measured, and `filled` leaves columns of dashes out."""
     times = ("share", "prefill", "decode", "launches")
     header = ("#", "kernel", "class", *times, *(column.title for column in MEASURED))
-    rows = [_kernel_row(rank, row, view.totals_ms[0]) for rank, row in enumerate(view.rows[:count], start=1)]
+    rows = _kernel_rows(view.rows[:count], view.totals_ms[0])
     if filled:
         kept = [i for i in range(len(header)) if any(row[i] != show_value(None, None) for row in rows)]
         header, rows = tuple(header[i] for i in kept), [tuple(row[i] for i in kept) for row in rows]
@@ -151,17 +151,19 @@ def kernel_table(view: KernelsView, count: int, *, filled: bool = False) -> list
     return table(header, rows, right=[name for name in right if name in header])
 
 
-def _kernel_row(rank: int, row: KernelRowView, total_ms: float | None) -> tuple[str, ...]:
-    share = row.time_ms[0] / total_ms if row.time_ms[0] is not None and total_ms else None
-    return (
-        str(rank),
-        code(row.short_name),
-        row.kernel_class,
-        show_value(share, "share"),
-        *(show_value(ms, "ms") for ms in row.time_ms[1:]),
-        show_value(row.launches[0], "launches"),
-        *(column.text(row) for column in MEASURED),
+def _kernel_rows(rows: Sequence[KernelRowView], total_ms: float | None) -> list[tuple[str, ...]]:
+    shares = [row.time_ms[0] / total_ms if row.time_ms[0] is not None and total_ms else None for row in rows]
+    columns = (
+        [str(rank) for rank in range(1, len(rows) + 1)],
+        [code(row.short_name) for row in rows],
+        [row.kernel_class for row in rows],
+        column_texts(shares, "share"),
+        column_texts([row.time_ms[1] for row in rows], "ms"),
+        column_texts([row.time_ms[2] for row in rows], "ms"),
+        [show_value(row.launches[0], "launches") for row in rows],
+        *(column.texts(rows) for column in MEASURED),
     )
+    return list(zip(*columns, strict=True))
 
 
 def _modules(view: ModulesView) -> list[str]:

@@ -213,8 +213,8 @@ TILES = (
     ("serve_e2el_ms", "End-to-end", "from sending a request to its last token"),
     ("serve_output_tokens_per_s", "Output tokens", "of all requests that succeeded, by the time the load took"),
     ("serve_requests_per_s", "Requests", "that succeeded, by the time the load took"),
-    ("serve_capacity", "Capacity", "the highest load at which enough requests keep to every limit"),
-    ("serve_goodput_per_s", "Goodput", "requests that kept to every limit, by the time the load took"),
+    ("serve_capacity", "Capacity", "the highest load at which enough requests meet every SLO"),
+    ("serve_goodput_per_s", "Goodput", "requests per second that met every SLO"),
 )
 
 
@@ -264,7 +264,7 @@ def served_verdict(stage: StageRecord) -> str:
     good, all_ = (_number(stage, f"serve_{name}_per_s") for name in ("goodput", "requests"))
     if good is not None and all_:
         succeeded = 1.0 - (_number(stage, "serve_failed_share") or 0.0)
-        text += f"; {format_percent(min(1.0, good / all_) * succeeded)} of the requests kept to every limit"
+        text += f"; {format_percent(min(1.0, good / all_) * succeeded)} of the requests met every SLO"
     # There where the queue grew, and only there.
     if "serve_growth" in stage.metrics:
         text += "; the server did not keep up, so latencies grew for as long as the load lasted"

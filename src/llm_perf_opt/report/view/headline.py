@@ -302,7 +302,8 @@ def run_facts(files: RunFiles, facts: RunFacts) -> tuple[tuple[str, str], ...]:
     elif static is not None:
         found.append(("prompt", f"{static.workload.prompt_tokens:,} tokens (assumed)"))
     found.append(("run", files.manifest.run_id))
-    found.append(("started", _minute(files.manifest.created_at)))
+    is_given = "analyze" in files.manifest.config
+    found.append(("analysed" if is_given else "started", _minute(files.manifest.created_at)))
     return tuple(found)
 
 

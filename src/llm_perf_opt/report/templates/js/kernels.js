@@ -4,7 +4,7 @@ let redrawKernels = () => {};
 let showKernel = () => {};
 if (kernelTable) {
   const { rows, totals, units, fields, details, steps } = data.kernels;
-  const PAGE = 60, WIDE = 1700;
+  const PAGE = 60, WIDE = 1700, FEWEST = 9;
   const headings = [...kernelTable.querySelectorAll("thead th")];
   let column = "time", down = true, limit = PAGE;
   let opened = null;
@@ -26,9 +26,22 @@ if (kernelTable) {
     us: (v) => ms(v / 1e3), "%": (v) => digits(v) + " %", "B/s": (v) => digits(v / 1e9) + " GB/s", "FLOP/s": (v) => scaled(v, "FLOP/s"),
     B: bytes, count: (v) => (Number.isInteger(v) ? group(String(v)) : digits(v)),
   };
+  /* one unit and the same decimal places in a column: those of its largest value */
+  const SCALES = { ms: [[1e3, " s"], [1, " ms"], [1e-3, " µs"]], us: [[1e6, " s"], [1e3, " ms"], [1, " µs"]], "B/s": [[1e9, " GB/s"]], share: [[1e-2, " %"]], "%": [[1, " %"]] };
+  let scales = {};
+  const fixed = (v, places) => (v !== 0 && Math.abs(v) < 0.5 * 10 ** -places ? "< " + (10 ** -places).toFixed(places) : v.toFixed(places).replace(/^\d+/, group));
+  const scaleOf = (key, shown) => {
+    const largest = Math.max(0, ...shown.map((r) => Math.abs(value(key)(r) || 0)));
+    const sizes = SCALES[unit[key]];
+    const [size, name] = sizes.find(([least]) => largest >= least) || sizes[sizes.length - 1];
+    const whole = largest ? Math.floor(Math.log10(largest / size)) + 1 : 1;
+    return { size, name, places: Math.min(Math.max(4 - whole, 0), 2) };
+  };
   const shownText = (key, r) => {
     const v = value(key)(r);
     if (v === null || v === undefined || v === "") return "—";
+    const scale = scales[key];
+    if (scale) return fixed(v / scale.size, scale.places) + scale.name;
     return unit[key] ? text[unit[key]](v) : String(v);
   };
 
@@ -81,7 +94,10 @@ if (kernelTable) {
     opened = r;
   };
   const nameCell = (r, tr) => {
-    const button = make("button", "kname mono", field(r, "name"));
+    /* a name that is cut keeps its end, which is where similar names differ */
+    const name = field(r, "name"), at = name.length > 24 ? name.length - 12 : name.length;
+    const button = make("button", "kname mono", make("span", "start", name.slice(0, at)), make("span", "end", name.slice(at)));
+    button.title = name;
     button.type = "button";
     button.setAttribute("aria-expanded", "false");
     button.addEventListener("click", () => {
@@ -122,6 +138,16 @@ if (kernelTable) {
     const kept = inView.filter((r) => (!kind || field(r, "class") === kind) && (!wanted || isNamed(r)));
     return ordered(kept, value(column), down);
   };
+  /* columns that were not chosen are left out from the right until the table fits */
+  let isFitted = state.has("cols");
+  const fitColumns = () => {
+    const box = kernelTable.parentElement;
+    if (isFitted || !box.clientWidth) return;
+    if (columns.length <= FEWEST || box.scrollWidth <= box.clientWidth + 1) { isFitted = true; return; }
+    columns = columns.slice(0, -1);
+    for (const input of menu.querySelectorAll("input")) input.checked = columns.includes(input.dataset.col);
+    redrawKernels();
+  };
   redrawKernels = () => {
     const kept = chosen(), shown = kept.slice(0, limit);
     for (const th of headings) {
@@ -129,6 +155,7 @@ if (kernelTable) {
       if (th.dataset.col === column) th.setAttribute("aria-sort", down ? "descending" : "ascending");
       else th.removeAttribute("aria-sort");
     }
+    scales = Object.fromEntries(columns.filter((key) => SCALES[unit[key]]).map((key) => [key, scaleOf(key, kept)]));
     const made = shown.map(rowOf);
     kernelTable.tBodies[0].replaceChildren(...made);
     const at = shown.indexOf(opened);
@@ -137,6 +164,7 @@ if (kernelTable) {
     $("kernel-count").textContent = `${group(String(kept.length))} of ${group(String(rows.length))} kernels, times ${where}`;
     $("kernel-more").hidden = kept.length <= limit;
     $("kernel-more").textContent = `Show more (${group(String(kept.length - shown.length))} left)`;
+    fitColumns();
   };
   showKernel = (name) => {
     const r = rows.find((row) => field(row, "name") === name);
