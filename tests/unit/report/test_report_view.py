@@ -20,6 +20,7 @@ from llm_perf_opt.report.render.glossary import words
 from llm_perf_opt.report.render.roofline_layout import WIDTH, layout_roofline
 from llm_perf_opt.report.run_facts import unbeaten
 from llm_perf_opt.report.run_files import LOG_LINES, read_run_files
+from llm_perf_opt.report.view.captured import captured_split
 from llm_perf_opt.report.view.cost import MillionTokens, million_tokens
 from llm_perf_opt.report.view.findings import findings_view
 from llm_perf_opt.report.view.headline import is_worth_it
@@ -325,6 +326,30 @@ def test_a_capture_is_called_by_its_file_and_its_bar_is_the_ledger_of_the_steady
         ("CPU launch overhead", "3.000", "37.50", "—"),
         ("exposed copies: h2d", "1.000", "12.50", "—"),
     )
+
+
+def test_the_bar_of_a_program_goes_from_its_imports_to_its_exit() -> None:
+    program = scope(
+        "program", 10, host__exit=1, host__wait__sleep=1, host__startup__model=1, host__work__json=3,
+        host__startup__imports=2, host__work__python=2,
+    )  # fmt: skip
+    diagnosis = Diagnosis(
+        verdict=Verdict(kind="largest_cell", text=""),
+        program=Program(framework="other", engine=None, gpu_name=None, world_size=1, ranks_given=1, traits=()),
+        scopes=(replace(program, kind="program", place="the program", clean=True),),
+        claims=(),
+        coverage=Coverage(recorded=(), missing=(), unrecorded_share=0.0),
+    )
+    split = captured_split(diagnosis)
+    assert split is not None
+    assert [part.label for part in split.parts] == [
+        "imports",
+        "model construction",
+        "serialisation",
+        "Python",
+        "sleep",
+        "exit",
+    ]
 
 
 def test_a_failure_is_shown_once_with_the_end_of_what_the_program_said(tmp_path: Path) -> None:

@@ -19,6 +19,15 @@ from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.ledger_view import scope_name
 from llm_perf_opt.report.view.shown import Cell, Shown, Tile, TimePart, TimeSplit, share, show
 
+# Where parts of a program lie on its bar, which goes from its start to its end; all work lies between.
+_PLACES = {
+    "host.startup.interpreter": -4,
+    "host.startup.imports": -3,
+    "host.startup.model": -2,
+    "host.startup.compile": -1,
+    UNSAMPLED: 1,
+    "host.exit": 2,
+}
 EDGES = {"before": "before the first GPU work", "after": "after the last"}
 
 
@@ -84,20 +93,20 @@ def _of_scope(scope: ScopeRecord, found: CaptureAnalysis) -> str:
 
 
 def captured_split(diagnosis: Diagnosis) -> TimeSplit | None:
-    """The ledger of the steady state, or of the whole capture: the largest cells by name."""
+    """The ledger of the steady state, of the whole capture, or of a program from its imports to its exit."""
     scope = judged_scope(diagnosis)
     if scope is None:
         return None
-    parts: dict[tuple[str, str], int] = {}
+    parts: dict[tuple[int, str, str], int] = {}
     for cell in scope.cells:
-        key = (cell_name(cell.id), kind_of_cell(cell.id))
+        key = (_PLACES.get(cell.id, 0), cell_name(cell.id), kind_of_cell(cell.id))
         parts[key] = parts.get(key, 0) + cell.time_ns
-    shown = sorted(parts.items(), key=lambda item: (item[0][1] != "work", -item[1]))
+    shown = sorted(parts.items(), key=lambda item: (item[0][0], item[0][2] != "work", -item[1]))
     return TimeSplit(
         what=scope_name(scope),
         total=format_ms(scope.wall_ns / 1e6),
         parts=tuple(
-            TimePart(label=label, kind=kind, share=ns / scope.wall_ns) for (label, kind), ns in shown if ns > 0
+            TimePart(label=label, kind=kind, share=ns / scope.wall_ns) for (_, label, kind), ns in shown if ns > 0
         ),
     )
 

@@ -1,9 +1,13 @@
 """The page of a user's own program: its name, its end, its phases, and what is known of it."""
 
+from dataclasses import replace
+
+from llm_perf_opt.core.documents import HostObserved
 from llm_perf_opt.core.sections import SectionTable
 from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.diagnosis.facts import Known, Quantity, RunFacts, Unknown
-from llm_perf_opt.diagnosis.host_scope import is_enough
+from llm_perf_opt.diagnosis.host_scope import GENERATION, is_enough
+from llm_perf_opt.diagnosis.ledger import cell_name
 from llm_perf_opt.report.run_facts import clean_metric
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.headline import (
@@ -17,7 +21,7 @@ from llm_perf_opt.report.view.headline import (
 )
 from llm_perf_opt.report.view.modules import ModulesView, operators_split
 from llm_perf_opt.report.view.sections_view import SectionView, table_view
-from llm_perf_opt.report.view.shown import Shown, Tile, show
+from llm_perf_opt.report.view.shown import Shown, Tile, TimePart, TimeSplit, show
 from llm_perf_opt.report.view.subject_view import PageSubject, program_of
 from llm_perf_opt.system.process import program_title
 
@@ -63,9 +67,9 @@ def program_headline(
         log=None if crashed is None else next((c.log for c in reversed(crashed.commands) if c.log is not None), None),
         is_cpu=bool(facts.is_cpu),
         is_unjudged=answer.is_unjudged,
-        split=split,
+        split=None if split is None else _with_limit(split, files, facts, wall),
         distance=answer.distance,
-        no_distance=_why_no_distance(tiles, subject),
+        no_distance=_why_no_distance(files, tiles, subject),
     )
 
 
@@ -95,9 +99,32 @@ def _verdict(
     return (answer.verdict, answer.tone) if wrong is None else (wrong, "bad")
 
 
-def _why_no_distance(tiles: tuple[Tile, ...], subject: PageSubject) -> Unknown | None:
-    """Of a program whose model is not named; of one that marks no steps, that too."""
+def _with_limit(split: TimeSplit, files: RunFiles, facts: RunFacts, wall: Quantity) -> TimeSplit:
+    """The bar of a program with the part of `generate()` that the hardware needs, where bounds are known."""
+    place = next((n for n, part in enumerate(split.parts) if part.label == cell_name(GENERATION)), None)
+    if place is None or not isinstance(files.metrics, Found) or not isinstance(wall, Known) or wall.value <= 0:
+        return split
+    needed_ms = 0.0
+    for phase in facts.phases.values():
+        bound = phase.achievable if isinstance(phase.achievable, Known) else phase.datasheet
+        spread = phase.wall.spread if isinstance(phase.wall, Known) else None
+        if isinstance(bound, Known) and spread is not None:
+            needed_ms += bound.value * spread.n / (files.metrics.content.clean.repeats or 1)
+    whole = split.parts[place]
+    share = needed_ms / wall.value
+    if not 0 < share < whole.share:
+        return split
+    limit = TimePart(label="hardware limit", kind="bound", share=share)
+    rest = replace(whole, label=f"{whole.label} above the hardware limit", share=whole.share - share)
+    return replace(split, parts=(*split.parts[:place], limit, rest, *split.parts[place + 1 :]))
+
+
+def _why_no_distance(files: RunFiles, tiles: tuple[Tile, ...], subject: PageSubject) -> Unknown | None:
+    """Of a program whose model is not named; of one that marks no steps, that too; of one that loads no torch, that."""
     why = subject.no_bounds
+    seen = files.host.content.observed if isinstance(files.host, Found) else None
+    if why is not None and isinstance(seen, HostObserved) and seen.threads.torch is None:
+        return Unknown(reason="it loads no torch and runs no model that could be compared with a limit of the hardware")
     if why is None or any(tile.key == "tpot" for tile in tiles):
         return why
     return Unknown(
@@ -166,7 +193,8 @@ def phases_section(files: RunFiles) -> tuple[SectionView, ...]:
     text = f"Wall times of {repeats} without a profiler, warm-up left out. Phases inside others count in both."
     view = SectionView(
         key="phases",
-        stage=files.metrics.source.split("/")[0],
+        # A clean pass of its own lies in scratch, which is no stage.
+        stage="" if files.metrics.source.startswith("tmp/") else files.metrics.source.split("/")[0],
         title="Phases of the program",
         paragraphs=(text,),
         metrics=(),
