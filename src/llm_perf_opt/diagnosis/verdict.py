@@ -240,7 +240,9 @@ def _of_peak(scope: Scope) -> float | None:
     time_ns = sum(time for time, _ in known)
     if shapes is None or 2 * time_ns < shapes.kernel_ns:
         return None
-    return sum(time * roof for time, roof in known) / time_ns / 100
+    reached = sum(time * roof for time, roof in known) / time_ns / 100
+    # More than the peak is another peak, or fewer operations than the shapes say: nothing to report.
+    return reached if reached <= 1.0 else None
 
 
 def _together(cells: Sequence[Cell]) -> list[Cell]:

@@ -248,6 +248,31 @@ def test_an_operator_that_computes_on_the_cpu_is_advised_to_move(tmp_path: Path)
     assert claim.hint == "Computing on the GPU"
 
 
+def test_many_short_system_calls_explain_a_gap_together(tmp_path: Path) -> None:
+    """Steps of a kernel of 0.5 ms, then five writes of 1.9 ms each."""
+    export = Export()
+    for i in range(12):
+        at = 10 * MS * i
+        export.call(at, at + 5_000, i + 1)
+        export.kernel("k", at + 6_000, at + 500_000, i + 1)
+        for part in range(5):
+            export.system_call("write", at + 450_000 + part * 1_900_000, at + 2_330_000 + part * 1_900_000)
+    analysis = _nsys(export, tmp_path)
+    assert (rules(analysis), owner_of(analysis, "idle.host")) == (["host_work"], ("write",))
+
+
+def test_many_short_operators_explain_a_gap_together(tmp_path: Path) -> None:
+    """Steps of a kernel of 0.5 ms, then 400 operators of 20 µs on the CPU, inside no range and no frame."""
+    events: list[str] = []
+    for i in range(12):
+        at = 10_000 * i
+        events.append(event("cuda_runtime", "cudaLaunchKernel", f"{at}", "5", correlation=i + 1))
+        events.append(event("kernel", "gemm", f"{at + 10}", "500", pid=0, tid=7, device=0, correlation=i + 1))
+        events += [event("cpu_op", "aten::add", f"{at + 600 + 23 * part}", "20") for part in range(400)]
+    analysis = _torch(events, tmp_path)
+    assert (rules(analysis), owner_of(analysis, "idle.host")) == (["host_work"], ("aten::add",))
+
+
 def test_start_up_before_the_first_kernel_leaves_the_steps_their_own_verdict(tmp_path: Path) -> None:
     """A cudaFree of 900 ms inside the first operator, then 200 kernels of 3 µs, one every 40 µs."""
     events = [event("cpu_op", "aten::linear", "0", "900050"), event("cuda_runtime", "cudaFree", "10", "900000")]

@@ -99,7 +99,9 @@ class HostRecord:
             self._paused(start, end, thread)
             or self._find(start, end, thread, own=True)
             or self._find(start, end, thread, own=False)
-            or self._calls_of(start, end, thread)
+            or self._calls_of(CALL, start, end, thread)
+            or self._calls_of(SYSTEM, start, end, thread)
+            or self._operators_of(start, end, thread)
             or NOTHING
         )
         owner = self._owner(start, end, thread)
@@ -135,9 +137,9 @@ class HostRecord:
             return []
         return [(since, until) for since, until in ((start, begun), (ended, end)) if until - since >= least_ns]
 
-    def _calls_of(self, start: int, end: int, thread: int) -> HostActivity | None:
-        """The call with most time among several that fill half of a time together."""
-        events = self._long_ones(CALL, self._shortest_ns // SEVERAL)
+    def _calls_of(self, kind: str, start: int, end: int, thread: int) -> HostActivity | None:
+        """The call with most time among several of one kind that fill half of a time together."""
+        events = self._long_ones(kind, self._shortest_ns // SEVERAL)
         index = events.near(start, end)
         overlap = np.minimum(events.end_ns[index], end) - np.maximum(events.start_ns[index], start)
         inside = (overlap > 0) & (events.thread[index] == thread) & (events.name[index] >= 0)
@@ -147,7 +149,15 @@ class HostRecord:
         names, place = grouped(events.name[index])
         name = self._names[int(names[np.argmax(np.bincount(place, weights=overlap))])]
         told = judge([name], [name])
-        return HostActivity(verdict=told.verdict, cost=told.cost, kind=CALL, name=readable(name), where=None)
+        return HostActivity(verdict=told.verdict, cost=told.cost, kind=kind, name=readable(name), where=None)
+
+    def _operators_of(self, start: int, end: int, thread: int) -> HostActivity | None:
+        """The operator with most time among many short ones that fill half of a time together."""
+        name = self._busiest(start, end, thread)
+        if name is None:
+            return None
+        told = judge([name], [name])
+        return HostActivity(verdict=told.verdict, cost=told.cost, kind=OPERATOR, name=readable(name), where=None)
 
     def _paused(self, start: int, end: int, thread: int) -> HostActivity | None:
         """The profiler, or the driver that loads code, if their pauses fill half of a time."""
