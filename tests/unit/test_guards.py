@@ -233,6 +233,103 @@ def test_a_module_has_a_name_of_its_own() -> None:
     assert {name: where for name, where in homes.items() if len(where) > 1} == SAME_FILE_NAME
 
 
+# Fields that hold sentences of ours. Those that hold one of a few words (a verdict, a status) are no text.
+SENTENCES = {
+    "advice",
+    "detail",
+    "headline",
+    "note",
+    "notes",
+    "reason",
+    "remedy",
+    "request_title",
+    "sentence",
+    "summary",
+}
+SENTENCES |= {"title", "warnings"}
+TEXT_METHODS = {"endswith", "find", "index", "partition", "removeprefix", "removesuffix", "replace", "rpartition"}
+TEXT_METHODS |= {"split", "startswith"}
+# Its `headline` is a list of devices.
+MAY_READ_SENTENCES = {"plugins/energy/stage.py"}
+
+
+def _is_sentence(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in SENTENCES
+
+
+def _is_word(node: ast.AST) -> bool:
+    """A text or a constant of ours, also several of them."""
+    if isinstance(node, ast.Tuple | ast.List | ast.Set):
+        return all(map(_is_word, node.elts))
+    return (isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value != "") or (
+        isinstance(node, ast.Name) and node.id.isupper()
+    )
+
+
+def _decides_on_a_sentence(node: ast.expr) -> bool:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr in TEXT_METHODS and _is_sentence(node.func.value)
+    if not isinstance(node, ast.Compare):
+        return False
+    sides = [node.left, *node.comparators]
+    if any(isinstance(op, ast.In | ast.NotIn) for op in node.ops):
+        return any(map(_is_sentence, sides))
+    return any(map(_is_sentence, sides)) and any(map(_is_word, sides))
+
+
+def test_no_decision_depends_on_our_own_text() -> None:
+    found = {
+        f"{relative}:{node.lineno}: {ast.unparse(node)}"
+        for path in _modules()
+        if (relative := str(path.relative_to(SOURCE))) not in MAY_READ_SENTENCES
+        for node in _nodes(path)
+        if isinstance(node, ast.expr) and _decides_on_a_sentence(node)
+    }
+    assert found == set()
+
+
+EDITED = re.compile(r"(View|Shown\w*|Headline\w*|Finding|FindingRecord|Diagnosis|Claim|Verdict|Tile)$")
+
+
+def _edits_what_it_is_given(function: ast.FunctionDef) -> bool:
+    """Whether a function replaces fields of a finding or a view it takes, and returns one."""
+    given = {
+        argument.arg: ast.unparse(argument.annotation).strip("\"'")
+        for argument in [*function.args.args, *function.args.kwonlyargs]
+        if argument.annotation is not None
+    }
+    returned = "" if function.returns is None else ast.unparse(function.returns)
+    return any(
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func).split(".")[-1] in ("replace", "evolve")
+        and len(node.args) == 1
+        and isinstance(node.args[0], ast.Name)
+        and EDITED.search(kind := given.get(node.args[0].id, "")) is not None
+        and kind in returned
+        for node in ast.walk(function)
+    )
+
+
+def test_no_function_takes_a_finding_or_a_view_and_returns_an_edited_one() -> None:
+    edits = [
+        f"{path.relative_to(SOURCE)}:{node.lineno}: {node.name}"
+        for path in _modules()
+        for node in _nodes(path)
+        if isinstance(node, ast.FunctionDef) and _edits_what_it_is_given(node)
+    ]
+    assert edits == []
+
+
+def test_the_layers_of_the_documentation_are_those_that_are_checked() -> None:
+    text = (REPO / "docs" / "architecture.md").read_text(encoding="utf-8")
+    line = text.partition("## Layers")[2].partition("Inside the second layer")[0]
+    documented = [
+        set(re.findall(r"\w+", part)) for part in re.findall(r"`([^`]*)`", line) if "," in part or part == "plugins"
+    ]
+    assert documented == [layer - {"__init__"} for layer in LAYERS]
+    assert set().union(*LAYERS) >= {path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()}
+
+
 def test_nothing_is_called_a_helper() -> None:
     names = {p.stem for p in _modules()}
     assert names & {"utils", "util", "helpers", "common", "misc", "manager"} == set()

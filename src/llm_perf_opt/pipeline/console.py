@@ -187,8 +187,8 @@ def progress_text(turn: StageTurn, elapsed_s: float, told: Progress | None, *, l
 def answer(manifest: RunManifest, view: "ReportView", reports: Sequence[Path]) -> list[Text]:
     """The lines a run ends with. A failed stage was reported when it failed; here it is only counted."""
     failed = [stage for stage in manifest.stages if stage.status == "failed"]
-    told = any(stage.said and stage.said in view.headline.verdict for stage in failed)
-    lines = [Text(), *verdict_lines(view)[int(told) :]]
+    # The verdict on a program that crashed is the failure that was reported.
+    lines = [Text(), *verdict_lines(view)[int(view.is_crashed) :]]
     lines += _next_steps(view, reports[0].parent)
     if failed:
         names = ", ".join(stage.name for stage in failed)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from llm_perf_opt.comparison.comparison import CompareDocument, MetricComparison, departs, unit_of
 from llm_perf_opt.comparison.differences import DifferenceWaterfall, KernelChange, RowChange
 from llm_perf_opt.comparison.gate import GateResult
+from llm_perf_opt.comparison.statistics import NOT_OBSERVED, OBSERVED
 from llm_perf_opt.core.markdown import code, escape, table
 from llm_perf_opt.core.units import format_ms, format_quantity
 from llm_perf_opt.system.terminal import terminal_table
@@ -50,7 +51,9 @@ def render_terminal(found: CompareDocument, *, top: int = KERNELS) -> str:
 def verdict_words(found: CompareDocument) -> str:
     """The verdict as it is shown: of one start each, that is part of it."""
     one_start = min(found.base.starts, found.candidate.starts) == 1
-    return f"{found.verdict}, one start each" if found.verdict.endswith("observed") and one_start else found.verdict
+    return (
+        f"{found.verdict}, one start each" if found.verdict in (OBSERVED, NOT_OBSERVED) and one_start else found.verdict
+    )
 
 
 def about_rows(found: CompareDocument) -> list[tuple[str, str, str]]:

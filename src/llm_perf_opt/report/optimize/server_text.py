@@ -117,7 +117,9 @@ def details(row: ConfigurationRow) -> str:
     parts = [row.reason] if row.reason else []
     parts += [" ".join(row.words)] if row.words else []
     parts += [row.level] if row.level else []
-    parts += [f"outputs: {row.check.text}"] if row.check is not None and row.check.text not in row.reason else []
+    # Wrong outputs are the reason already.
+    is_said = bool(row.reason) and row.check is not None and row.check.verdict == "different"
+    parts += [f"outputs: {row.check.text}"] if row.check is not None and not is_said else []
     parts += [f"ready after {row.start_s:.0f} s"] if row.start_s is not None else []
     parts += [row.gain.how] if row.gain is not None else []
     return "; ".join(parts)

@@ -2,14 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from msgspec import UNSET
 
 from llm_perf_opt.capture.kernels.names import classify_kernel, short_kernel_name
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuKernel
 from llm_perf_opt.capture.timeline import LaunchShape
-from llm_perf_opt.core.documents import GeneratedKernel
 from llm_perf_opt.diagnosis.facts import GpuFacts, KernelFacts, PhaseKernel, RunFacts, Unknown
 from llm_perf_opt.report.run_files import Found, RunFiles
 
@@ -95,12 +94,8 @@ class KernelsView:
 
 def kernels_view(files: RunFiles, facts: RunFacts, ncu: NcuAnalysis | None) -> KernelsView:
     phases = {name: _by_name(facts, name) for name in VIEWS[1:]}
-    floors, modules = _Floors(files), modules_of_kernels(files)
-    rows = [_row(k, phases, floors, modules) for k in facts.kernels] or _ncu_only(ncu, floors)
-    written = {k.name: k for k in files.generated.content.kernels} if isinstance(files.generated, Found) else {}
-    rows = [_with_source(row, written[row.name], files.present) if row.name in written else row for row in rows]
-    shapes = _launch_shapes(files)
-    rows = [replace(row, shapes=shapes[row.name]) if row.name in shapes else row for row in rows]
+    sources = _Sources(files)
+    rows = [_row(k, phases, sources) for k in facts.kernels] or _ncu_only(ncu, sources)
     return KernelsView(
         rows=tuple(rows),
         totals_ms=(
@@ -149,11 +144,34 @@ def _busy(facts: RunFacts, phase: str) -> float | None:
     return gpu.kernel_sum_ms if isinstance(gpu, GpuFacts) else None
 
 
-def _with_source(row: KernelRowView, written: GeneratedKernel, present: frozenset[str]) -> KernelRowView:
-    """A compiled step opens no range of a module, so the modules of a kernel are those of the operations in it."""
-    named = ", ".join(written.modules) or None
-    whole, prefill, decode = (found or named for found in row.modules)
-    return replace(row, generated=written.file if written.file in present else None, modules=(whole, prefill, decode))
+class _Sources:
+    """What else is known of a kernel by its name: its floor, the source torch.compile wrote, modules and launches."""
+
+    def __init__(self, files: RunFiles) -> None:
+        self.floors = _Floors(files)
+        self._present = files.present
+        self._modules = modules_of_kernels(files)
+        self._shapes = _launch_shapes(files)
+        generated = files.generated.content.kernels if isinstance(files.generated, Found) else ()
+        self._written = {kernel.name: kernel for kernel in generated}
+
+    def generated(self, name: str) -> str | None:
+        written = self._written.get(name)
+        return written.file if written is not None and written.file in self._present else None
+
+    def modules(self, name: str) -> Modules:
+        """Those measured; of a compiled kernel, whose step opens no ranges, those of the operations in it."""
+        measured, written = self._modules.get(short_kernel_name(name), NO_MODULES), self.written_modules(name)
+        whole, prefill, decode = (found or named for found, named in zip(measured, written, strict=True))
+        return whole, prefill, decode
+
+    def written_modules(self, name: str) -> Modules:
+        written = self._written.get(name)
+        named = None if written is None else ", ".join(written.modules) or None
+        return named, named, named
+
+    def shapes(self, name: str) -> tuple[LaunchShape, ...]:
+        return self._shapes.get(name, ())
 
 
 def modules_of_kernels(files: RunFiles) -> dict[str, Modules]:
@@ -186,8 +204,7 @@ def _modules(times: dict[str, int]) -> str:
 def _row(
     kernel: KernelFacts,
     phases: dict[str, dict[str, PhaseKernel] | None],
-    floors: "_Floors",
-    modules: dict[str, Modules],
+    sources: _Sources,
 ) -> KernelRowView:
     prefill, decode = (None if table is None else table.get(kernel.name) for table in phases.values())
     return KernelRowView(
@@ -206,15 +223,17 @@ def _row(
         ),
         mean_us=kernel.avg_ns / 1e3,
         ncu=kernel.ncu,
-        floor_us=floors.floor_us(kernel.ncu),
-        modules=modules.get(short_kernel_name(kernel.name), NO_MODULES),
+        floor_us=sources.floors.floor_us(kernel.ncu),
+        modules=sources.modules(kernel.name),
+        generated=sources.generated(kernel.name),
+        shapes=sources.shapes(kernel.name),
         min_us=None if kernel.min_ns is None else kernel.min_ns / 1e3,
         max_us=None if kernel.max_ns is None else kernel.max_ns / 1e3,
         stddev_us=None if kernel.stddev_ns is None else kernel.stddev_ns / 1e3,
     )
 
 
-def _ncu_only(ncu: NcuAnalysis | None, floors: "_Floors") -> list[KernelRowView]:
+def _ncu_only(ncu: NcuAnalysis | None, sources: _Sources) -> list[KernelRowView]:
     """Kernels of an ncu report without a timeline."""
     return [
         KernelRowView(
@@ -225,7 +244,10 @@ def _ncu_only(ncu: NcuAnalysis | None, floors: "_Floors") -> list[KernelRowView]
             launches=(float(k.launches), None, None),
             mean_us=None if k.duration_ns is None else k.duration_ns / 1e3,
             ncu=k,
-            floor_us=floors.floor_us(k),
+            floor_us=sources.floors.floor_us(k),
+            modules=sources.written_modules(k.kernel),
+            generated=sources.generated(k.kernel),
+            shapes=sources.shapes(k.kernel),
             min_us=None if k.duration_min_ns is None else k.duration_min_ns / 1e3,
             max_us=None if k.duration_max_ns is None else k.duration_max_ns / 1e3,
         )
