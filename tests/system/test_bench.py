@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,17 @@ def test_a_server_that_ignores_the_first_signal_is_ended_all_the_same(tmp_path: 
     assert (done.code, _left_running(tmp_path)) == (0, [])
 
 
+def _await_connection(pid: int) -> None:
+    """Until a client process is connected: on a busy machine it takes seconds to start."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        for child in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if any(one.status == psutil.CONN_ESTABLISHED for one in child.net_connections()):
+                    return
+        time.sleep(0.05)
+
+
 def test_an_interrupt_ends_the_server_and_keeps_the_results(tmp_path: Path) -> None:
     overrides = (*_fake(), "load.duration_s=300", "load.requests=1000000", "load.output_tokens=4")
     process = subprocess.Popen(command("bench", *overrides), cwd=tmp_path, env=environment(), stderr=subprocess.PIPE)
@@ -187,6 +199,7 @@ def test_an_interrupt_ends_the_server_and_keeps_the_results(tmp_path: Path) -> N
         for line in process.stderr:
             if b"bench, concurrency 1: started" in line:
                 break
+        _await_connection(process.pid)
         time.sleep(1.0)
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)

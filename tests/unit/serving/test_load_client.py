@@ -1,5 +1,7 @@
 """The load client against servers that break the rules, and what it does not print or store."""
 
+import asyncio
+import multiprocessing
 import time
 from pathlib import Path
 
@@ -8,8 +10,10 @@ import pytest
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.serving.client.exchange import NoAnswer, exchange
 from llm_perf_opt.serving.client.lag import LagMeter, LoopLag, joined
+from llm_perf_opt.serving.client.protocol import Share
 from llm_perf_opt.serving.client.request import RequestTemplate
 from llm_perf_opt.serving.client.stream import EventStream
+from llm_perf_opt.serving.client.worker import _Worker
 from llm_perf_opt.serving.engine import ServerPlace, find_model, running_server, server_address
 from llm_perf_opt.serving.load_records import LoadRun, RequestRecord
 from llm_perf_opt.serving.load_run import Target, run_level, send_one_by_one
@@ -193,6 +197,26 @@ def test_the_lag_of_a_blocked_loop_is_that_of_an_event_at_any_time() -> None:
 def _run(url: str, load: LoadSection, traffic: SyntheticTraffic | TraceTraffic) -> LoadRun:
     level = LoadLevel(concurrency=(load.concurrency or (1,))[0]) if load.rate is None else LoadLevel(rate=load.rate[0])
     return run_level(LoadRun(level=level), _target(url), TEMPLATE, traffic, load)
+
+
+def test_a_connection_that_is_closed_after_the_end_of_a_share_is_no_error() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    share = Share(
+        number=0,
+        processes=1,
+        url="http://127.0.0.1:1",
+        headers={},
+        template=TEMPLATE,
+        traffic=SyntheticTraffic(words=4),
+        load=LoadSection(),
+        level=LoadLevel(concurrency=1),
+        arrivals=(),
+        redactor=Redactor(),
+    )
+    loop = asyncio.new_event_loop()
+    loop.close()
+    ours.close()
+    _Worker(share, None, theirs)._listen(loop)
 
 
 def test_several_processes_share_one_load() -> None:

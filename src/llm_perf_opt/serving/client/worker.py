@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -142,7 +143,9 @@ class _Worker:
                 data = self._connection.recv_bytes()
             except (EOFError, OSError):
                 data = b""
-            loop.call_soon_threadsafe(self._receive, data)
+            with suppress(RuntimeError):
+                # The loop is closed: the share has ended, and its parent has closed the connection.
+                loop.call_soon_threadsafe(self._receive, data)
             if data[:1] != GO:
                 return
 
