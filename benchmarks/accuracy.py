@@ -25,7 +25,6 @@ from llm_perf_opt.capture.kernels.names import classify_kernel  # noqa: E402
 from llm_perf_opt.model.estimate import engine_model as engine_module  # noqa: E402
 from llm_perf_opt.model.estimate.bands import OTHER, OWN, Band, band_of  # noqa: E402
 from llm_perf_opt.model.estimate.parallel import Layout  # noqa: E402
-from llm_perf_opt.model.estimate.requests import label_of  # noqa: E402
 from llm_perf_opt.model.estimate.steps import Setting, step_estimate  # noqa: E402
 from llm_perf_opt.model.families.known import read_text_model  # noqa: E402
 from llm_perf_opt.model.hardware.hardware import load_catalogue  # noqa: E402
@@ -266,7 +265,7 @@ def published() -> list[str]:
         )
         if ratio is not None:
             setting = setting_of(row)
-            band = band_of(setting.model, setting.engine, setting.layout, label_of(setting.hardware))
+            band = band_of(setting.model, setting.engine, setting.layout, setting.hardware)
             widths[band.why] = band
             classes.setdefault(band.why, []).append(ratio)
     header = ("source", "model", "GPU", "formats", "batch", "tokens", "published", "share of the bound", "estimated")

@@ -11,7 +11,7 @@ import pytest
 
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import HardwareSection
-from llm_perf_opt.model.estimate.bands import OWN
+from llm_perf_opt.model.estimate.bands import OWN, band_of
 from llm_perf_opt.model.estimate.efficiency import MEASURED, TRANSFERRED, rates_of
 from llm_perf_opt.model.estimate.engine_model import ENGINES
 from llm_perf_opt.model.estimate.parallel import Layout, Wire, link_of
@@ -117,7 +117,7 @@ def test_two_devices_are_faster_than_one_and_slower_than_half() -> None:
 
 
 def test_an_all_reduce_moves_its_bytes_twice_over_the_slower_direction() -> None:
-    wire = Wire(bytes_per_s=450e9, start_us=8.0)
+    wire = Wire(bytes_per_s=450e9, start_us=8.0, share=0.75)
     # 100 MB among 4: three quarters there and back at three quarters of 450 GB/s, and the start.
     assert wire.all_reduce_us(100e6, 4) == pytest.approx(8.0 + 2 * 75e6 / (450e9 * 0.75) * 1e6)
     assert (link_of(hardware("h200")).bytes_per_s, link_of(hardware("l40s")).start_us) == (450e9, 20.0)
@@ -223,3 +223,15 @@ def test_gpus_of_amd_are_read_from_both_tools() -> None:
         assert found is not None
         assert (found.name, found.memory_bytes) == ("AMD Instinct MI300X", 206_141_652_992)
     assert parse_amd_smi("no JSON") is None
+
+
+def test_rates_of_other_makers_are_lower_or_their_band_is_wider() -> None:
+    amd, nvidia = rates_of(hardware("mi300x")), rates_of(hardware("h200"))
+    assert amd is not None and nvidia is not None
+    assert amd.ceilings.flops_per_s["bf16"] == pytest.approx(1307.4e12 * 0.828 * 0.6)
+    assert amd.ceilings.bytes_per_s == pytest.approx(5300e9 * 0.8)
+    assert link_of(hardware("mi300x")).share < link_of(hardware("h100_sxm")).share
+    model = preset_model("causal_lm/arch/llama3_8b")
+    bands = [band_of(model, "server", Layout(), hardware(name)) for name in ("h100_sxm", "mi300x", "trainium2")]
+    assert [band.slower for band in bands] == sorted({band.slower for band in bands})
+    assert "AMD" in bands[1].why and "NVIDIA" in bands[2].why

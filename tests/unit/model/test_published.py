@@ -15,14 +15,13 @@ import pytest
 
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import HardwareSection
-from llm_perf_opt.model.estimate.bands import EXPERTS, EXPERTS_SPREAD, OTHER, SPREAD, STAGES, band_of
+from llm_perf_opt.model.estimate.bands import AMD, EXPERTS, EXPERTS_SPREAD, OTHER, SPREAD, STAGES, band_of
 from llm_perf_opt.model.estimate.parallel import Layout
 from llm_perf_opt.model.estimate.requests import (
     PROMPT_TOKENS,
     Forecast,
     Load,
     forecast,
-    label_of,
     prompt_ms,
     token_ms,
 )
@@ -172,11 +171,12 @@ def test_bands_contain_nine_of_ten_published_runs_of_each_kind() -> None:
         if rate is None:
             continue
         setting = setting_of(row)
-        band = band_of(setting.model, setting.engine, setting.layout, label_of(setting.hardware))
+        band = band_of(setting.model, setting.engine, setting.layout, setting.hardware)
         inside.setdefault(band.why, []).append(1 / band.faster <= rate <= band.slower)
     assert {why: len(found) for why, found in inside.items()} == {
         OTHER.why: 109,
         SPREAD.why: 38,
+        f"{SPREAD.why}; {AMD.why}": 40,
         STAGES.why: 12,
         EXPERTS.why: 66,
         EXPERTS_SPREAD.why: 102,
@@ -243,7 +243,7 @@ def test_no_published_run_beats_its_bound() -> None:
 
 
 def test_every_row_names_its_source() -> None:
-    assert len(rows()) == 390
+    assert len(rows()) == 430
     assert [row for row in rows() if not row["source"]] == []
 
 

@@ -6,7 +6,8 @@ transferred from another device, serving engines, several devices, experts.
 
 from dataclasses import dataclass
 
-from llm_perf_opt.model.estimate.efficiency import MEASURED
+from llm_perf_opt.config.schema import HardwareSection
+from llm_perf_opt.model.estimate.efficiency import MEASURED, maker_of, rates_of
 from llm_perf_opt.model.estimate.parallel import Layout
 from llm_perf_opt.model.static.parts import Model, Moe
 
@@ -28,7 +29,23 @@ EXPERTS = Band(slower=2.2, faster=1.35, why="experts: routing is uneven, engines
 EXPERTS_SPREAD = Band(slower=2.4, faster=2.4, why="experts on several devices: balance and layout differ by engine")
 
 
-def band_of(model: Model, engine: str, layout: Layout, label: str) -> Band:
+AMD = Band(slower=1.8, faster=1.65, why="AMD: rates were fitted to runs of MI300X in tensor parallel")
+ANOTHER = Band(slower=2.4, faster=1.65, why="rates were measured on NVIDIA GPUs and never compared with a run there")
+
+
+def band_of(model: Model, engine: str, layout: Layout, hardware: HardwareSection) -> Band:
+    rates, maker = rates_of(hardware), maker_of(hardware)
+    is_measured = rates is not None and rates.label == MEASURED
+    found = _band_of_kind(model, engine, layout, is_measured=is_measured)
+    if maker == "NVIDIA" or is_measured:
+        return found
+    wide = AMD if maker == "AMD" else ANOTHER
+    return Band(
+        slower=max(found.slower, wide.slower), faster=max(found.faster, wide.faster), why=f"{found.why}; {wide.why}"
+    )
+
+
+def _band_of_kind(model: Model, engine: str, layout: Layout, *, is_measured: bool) -> Band:
     has_experts = any(isinstance(layer.feed_forward, Moe) for layer, _ in model.decoder.blocks)
     if has_experts and layout.model_devices * layout.sharing > 1:
         return EXPERTS_SPREAD
@@ -36,6 +53,6 @@ def band_of(model: Model, engine: str, layout: Layout, label: str) -> Band:
         return STAGES
     if layout.tp > 1:
         return SPREAD
-    if label == MEASURED and engine != "server":
+    if is_measured and engine != "server":
         return OWN
     return EXPERTS if has_experts else OTHER

@@ -9,6 +9,7 @@ replica's stage (ep ≤ tp) or, with attention replicated, over replicas.
 from dataclasses import dataclass
 
 from llm_perf_opt.config.schema import HardwareSection
+from llm_perf_opt.model.estimate.efficiency import link_share
 from llm_perf_opt.model.hardware.work import DeviceShare
 from llm_perf_opt.model.static.forms import expected_experts
 from llm_perf_opt.model.static.parts import Decoder, Layer, Moe, StateMixer
@@ -16,7 +17,6 @@ from llm_perf_opt.model.static.parts import Decoder, Layer, Moe, StateMixer
 # A collective's start: kernels on both sides and one trip over the switch. Assumed, not measured here: a few to ten
 # microseconds are usual over NVLink, and PCI Express goes through the host.
 NVLINK_US, PCIE_US = 8.0, 20.0
-LINK_SHARE = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +54,11 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """Bytes per second in one direction of one device; None: the device's link is not known."""
+    """Bytes per second in one direction of one device, and the share that is reached; None: the link is not known."""
 
     bytes_per_s: float | None
     start_us: float
+    share: float
 
     def all_reduce_us(self, size: float, devices: int) -> float:
         return 2 * self._moved_us(size, devices)
@@ -83,7 +84,7 @@ class Wire:
         return self.start_us / 2 + self._wire_us(size * (devices - 1) / devices)
 
     def _wire_us(self, size: float) -> float:
-        return 0.0 if self.bytes_per_s is None else 1e6 * size / (self.bytes_per_s * LINK_SHARE)
+        return 0.0 if self.bytes_per_s is None else 1e6 * size / (self.bytes_per_s * self.share)
 
 
 def layout_problem(decoder: Decoder, layout: Layout) -> str | None:
@@ -107,4 +108,8 @@ def link_of(hardware: HardwareSection) -> Wire:
     """The data sheet gives the sum of both directions."""
     rate = hardware.link_gb_s
     is_pcie = hardware.link is None or hardware.link.startswith("PCIe")
-    return Wire(bytes_per_s=None if rate is None else rate * 1e9 / 2, start_us=PCIE_US if is_pcie else NVLINK_US)
+    return Wire(
+        bytes_per_s=None if rate is None else rate * 1e9 / 2,
+        start_us=PCIE_US if is_pcie else NVLINK_US,
+        share=link_share(hardware),
+    )

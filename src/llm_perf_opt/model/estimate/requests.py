@@ -162,7 +162,7 @@ def _forecast(setting: Setting, load: Load, times: LoadTimes, *, per_s: float, i
         in_flight=in_flight,
         cost=cost_per_million(setting, rate),
         label=label,
-        band=band_of(setting.model, setting.engine, setting.layout, label),
+        band=band_of(setting.model, setting.engine, setting.layout, setting.hardware),
     )
 
 

@@ -64,7 +64,7 @@ def step_estimate(setting: Setting, step: Step) -> Estimate | None:
     # Devices that share the work share the bound.
     lowest = step_bound(setting, replace(step, batch=step.batch * layout.sharing))
     floor_ms = 0.0 if lowest is None else lowest.ms / layout.experts_split
-    band = band_of(setting.model, setting.engine, layout, rates.label)
+    band = band_of(setting.model, setting.engine, layout, hardware)
     device_ms = max(time.device_ms, floor_ms)
     low_us, mid_us, high_us = launch_band(hardware.launch_us) if setting.engine == "eager" else (0.0, 0.0, 0.0)
     operators = estimate_operators(setting.model, is_prefill=step.new > 1)
