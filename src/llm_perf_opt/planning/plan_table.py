@@ -199,9 +199,12 @@ def _footer(answer: PlanResult, best: Sequence[Row], demand: Demand | None) -> l
         texts.append(
             "batch: requests in flight; ttft p95 is of requests that start together. each: tok/s of one device."
         )
+        texts.append("cost/M: per million output tokens, in the currency of --price; – without one.")
     else:
         texts.append("replicas: by the middle of the estimate, and at the slow end of its band.")
-    texts.append("cost/M: per million output tokens, in the currency of --price; – without one.")
+        texts.append("per hour: all devices, in the currency of --price; – without one.")
+        if found is not None and found.cost is not None:
+            texts.append(f"A million output tokens of the cheapest cost {found.cost:.3g} at this demand.")
     if found is not None:
         texts.append(
             f"The rate of the cheapest may be {found.output_tokens_per_s / found.band.slower:,.0f} to "

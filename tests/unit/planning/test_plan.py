@@ -113,6 +113,15 @@ def test_a_demand_is_divided_into_replicas_that_keep_the_limits(
     assert f"To start one of {more[0]['dp']} replicas on h200, with vLLM or with SGLang:" in " ".join(out.split())
 
 
+def test_the_cost_of_a_million_tokens_is_that_of_the_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "model=llama3_8b", "hardware=h200", "workload.tp=1", "workload.weight_dtype=fp8"]
+    assert main([*asked, "--rate", "20/s", "--price", "h200=3.5"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    (devices,) = {int(line[1]) for line in [out.partition("per hour ")[2].split()]}
+    assert f"cost {3.5 * devices / (20 * 256 * 3600) * 1e6:.3g} at this demand" in out
+    assert "cost/M" not in out
+
+
 def test_users_are_requests_in_flight_of_all_replicas(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["plan", "model=llama3_8b", "hardware=h200", "workload.weight_dtype=bf16", "--devices", "1"]
     assert main([*asked, "--users", "300", "--tpot-ms", "30", "--json"]) == 0
