@@ -89,3 +89,5 @@ def test_a_frame_without_a_name_does_what_is_inside_its_expression_alone() -> No
     assert "print" in source.names(1)
     assert "print" not in source.names(1, inside="<genexpr>")
     assert "look" in source.names(1, inside="<genexpr>")
+    by_key = read_source("queue = []\nqueue.sort(key=lambda one: -one.priority)\n")
+    assert by_key is not None and "list.sort" in by_key.names(2, inside="<lambda>")

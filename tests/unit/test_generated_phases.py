@@ -96,7 +96,7 @@ def test_the_run_says_that_phases_were_found(tmp_path: Path) -> None:
         peak_memory_reason="none",
     )
     assert data.notes == (
-        "phases found without marks of the program, in the loop of transformers: decode_step, prefill",
+        "phases found without marks, in calls of transformers or torch's optimizer: decode_step, prefill",
     )
     assert {"ttft_ms", "tpot_ms", "prefill_tokens_per_s", "decode_tokens_per_s"} <= data.clean.metrics.keys()
 
@@ -149,3 +149,36 @@ def test_a_model_file_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "marks-1").mkdir()
     (tmp_path / "marks-1" / "model-7.json").write_text('{"name": "x"', encoding="utf-8")
     assert read_found_model(tmp_path) is None
+
+
+OPTIMIZER = """
+hooks = []
+
+def register_optimizer_step_post_hook(hook):
+    hooks.append(hook)
+
+class Optimizer:
+    def step(self):
+        for hook in hooks:
+            hook(self, (), {})
+"""
+LOOP = """
+import torch
+from torch.optim.optimizer import Optimizer
+first, second = Optimizer(), Optimizer()
+for _ in range(4):
+    first.step()
+    second.step()
+torch.compiling = True
+first.step()
+"""
+
+
+def test_a_loop_around_an_optimizer_has_a_step_from_one_of_its_steps_to_the_next(tmp_path: Path) -> None:
+    package = tmp_path / "torch" / "optim"
+    package.mkdir(parents=True)
+    text = "from types import SimpleNamespace as N\ncompiling = False\ncompiler = N(is_compiling=lambda: compiling)\n"
+    (package.parent / "__init__.py").write_text(text, encoding="utf-8")
+    (package / "__init__.py").touch()
+    (package / "optimizer.py").write_text(OPTIMIZER, encoding="utf-8")
+    assert run(tmp_path, LOOP) == [("training_step", None)] * 3

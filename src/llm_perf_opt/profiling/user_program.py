@@ -107,7 +107,7 @@ def describe_program(
         notes.append(f"phases without a wait for the GPU at their ends, so their times are the host's: {named}")
     names = sorted({mark.name for mark in marks if mark.found})
     if names:
-        notes.append(f"phases found without marks of the program, in the loop of transformers: {', '.join(names)}")
+        notes.append(f"phases found without marks, in calls of transformers or torch's optimizer: {', '.join(names)}")
     if not marks:
         notes.append(
             'the program marks no phases, so only its wall time is known; `with llm_perf_opt.phase("decode_step"):` '

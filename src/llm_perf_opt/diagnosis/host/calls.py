@@ -19,13 +19,12 @@ _LITERALS: Mapping[type[ast.expr], str] = {
     ast.JoinedStr: "str",
     ast.Tuple: "tuple",
 }
-# Frames without a name, and what they are in the source code.
+# Frames without a name, and what they are in the source code. A lambda belongs to its call.
 _NAMELESS: Mapping[str, type[ast.expr]] = {
     "<genexpr>": ast.GeneratorExp,
     "<listcomp>": ast.ListComp,
     "<setcomp>": ast.SetComp,
     "<dictcomp>": ast.DictComp,
-    "<lambda>": ast.Lambda,
 }
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LOOP = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -58,7 +57,7 @@ class SourceNames:
     ) -> tuple[str, ...]:
         """What the statement at a line does; with `span`, columns on that line, what the expression there does.
 
-        `inside` is the name of the frame: of a comprehension or lambda, what is around it is another frame's.
+        `inside` is the name of the frame: of a comprehension, what is around it is another frame's.
         """
         statement, around = self._at(line)
         if statement is None:

@@ -1,9 +1,10 @@
 """Marks the phases of libraries whose loops are known, as `llm_perf_opt.phase` would in the program itself.
 
 transformers: `generate()` (which `pipeline()` uses too) as prefill and decode steps with their tokens, a `Trainer`'s
-training steps. Prefill lasts from the call to the preparation of the second token's inputs, so with the choice of the
-first token; a decode step from one preparation to the next, the last one to the end of the call. Forward hooks would be
-compiled into the model, and arguments are left as they are. Phases that the program marks itself win.
+training steps. Any other training loop of torch: from one step of its optimizer to the next. Prefill lasts from the
+call to the preparation of the second token's inputs, so with the choice of the first token; a decode step from one
+preparation to the next, the last one to the end of the call. Forward hooks would be compiled into the model, and
+arguments are left as they are. Phases that the program marks itself win.
 
 Started by `sitecustomize` where LLM_PERF_GENERATED holds the path of `marks.py`, which any Python can load.
 """
@@ -173,6 +174,8 @@ def prompt_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
 class TrainerMarks:
     """Wraps the training step of transformers' Trainer: one micro-batch."""
 
+    is_used = False
+
     def __init__(self, path: str) -> None:
         self.path = path
 
@@ -184,6 +187,7 @@ class TrainerMarks:
 
         @functools.wraps(original)
         def training_step(*args: Any, **kwargs: Any) -> Any:
+            TrainerMarks.is_used = True
             marks = load_marks(self.path)
             if PHASE in marks._around.get():
                 return original(*args, **kwargs)
@@ -191,6 +195,44 @@ class TrainerMarks:
                 return original(*args, **kwargs)
 
         trainer.training_step = training_step
+
+
+class OptimizerMarks:
+    """Times a training loop of the program's own: a step lasts from the end of one step of its optimizer to the next.
+
+    Nothing is kept open around the program's own code, and there is no wait for a GPU. Of several optimizers the first
+    counts; a `Trainer` has steps of its own.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.first: int | None = None
+        self.close: Callable[[], object] | None = None
+
+    def wrap(self, module: Any) -> None:
+        register = getattr(module, "register_optimizer_step_post_hook", None)
+        if register is None:
+            return
+        # Half-imported still.
+        torch = sys.modules["torch"]
+
+        def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+            # A compiled step must find nothing here to trace.
+            if torch.compiler.is_compiling():
+                return
+            self.step_is_done(optimizer)
+
+        register(stepped)
+
+    def step_is_done(self, optimizer: Any) -> None:
+        self.first = self.first or id(optimizer)
+        marks = load_marks(self.path)
+        journal = marks._journal
+        if journal is None or id(optimizer) != self.first or TrainerMarks.is_used:
+            return
+        if self.close is not None:
+            self.close()
+        self.close = journal.open("phase", "training_step", {"depth": 0, "warmup": False}, {"found": True}, False)
 
 
 class LibraryWatcher:
@@ -228,5 +270,6 @@ def start(path: str) -> None:
     wraps: dict[str, Callable[[Any], None]] = {
         "transformers.generation.utils": GenerationMarks(path).wrap,
         "transformers.trainer": TrainerMarks(path).wrap,
+        "torch.optim.optimizer": OptimizerMarks(path).wrap,
     }
     sys.meta_path.insert(0, LibraryWatcher(wraps))
