@@ -258,6 +258,15 @@ def test_the_lock_down_cannot_be_changed_even_by_statements_that_are_let_through
         connection.execute(f"SET {setting} = '{'1GB' if setting == 'memory_limit' else 'true'}'")
 
 
+def test_nothing_is_printed_while_a_statement_runs_in_an_interactive_session() -> None:
+    # DuckDB takes a program without a file for one.
+    code = (
+        "from llm_perf_opt.sql.database import connect_locked\n"
+        "print(*connect_locked().execute(\"SELECT current_setting('enable_progress_bar')\").fetchone())"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
 def test_a_view_that_was_not_read_can_be_described_and_gives_an_error_instead_of_rows(nsys: Path) -> None:
     connection = open_any(nsys)._database._connected()
     assert len(connection.execute("DESCRIBE kernels").fetchall()) == len(BY_NAME["kernels"].columns)

@@ -139,6 +139,8 @@ def connect_locked(limits: SqlLimits = DEFAULT_LIMITS) -> "duckdb.DuckDBPyConnec
         "python_scan_all_frames": "false",
         # Columns of Python texts are texts, whatever their first values look like.
         "pandas_analyze_sample": 0,
+        # In interactive sessions DuckDB prints one between the output of the program.
+        "enable_progress_bar": "false",
         "lock_configuration": "true",
     }
     for name, value in settings.items():
