@@ -1,5 +1,6 @@
 """Names the founding documents give can be called as they are written there."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.artifacts import Artifacts
 from llm_perf_opt.profiling.stages.ncu import supported
-from llm_perf_opt.profiling.vendor.ncu_command import _filter_metrics, build_ncu_cmd, filter_metrics
+from llm_perf_opt.profiling.vendor.ncu import _filter_metrics, build_ncu_cmd, filter_metrics
 from tests.founding.composing import TINY, stage, typed, write
 from tests.support.fake_ncu import install
 from tests.support.fixtures_dir import REPO
@@ -127,3 +128,20 @@ def test_211_the_migration_moves_a_nested_run_that_holds_only_files(tmp_path: Pa
         "20240101-000000/report.md",
         "nsys/tmp/nsys/run.exit_code",
     ]
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("profiling.vendor.nsys", ["build_nsys_cmd"]),
+        ("profiling.vendor.ncu", ["build_ncu_cmd", "_filter_metrics"]),
+        ("profiling.artifacts", ["Artifacts"]),
+        ("runners.profile_orchestrator", ["main"]),
+        ("runners.llm_profile_runner", ["main"]),
+        ("runners.deep_profile_runner", ["main"]),
+        ("runners.direct_inference_runner", ["main"]),
+    ],
+)
+def test_modules_have_the_names_the_documents_give(module: str, names: list[str]) -> None:
+    found = importlib.import_module(f"llm_perf_opt.{module}")
+    assert [name for name in names if not hasattr(found, name)] == []

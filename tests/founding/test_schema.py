@@ -12,7 +12,7 @@ from llm_perf_opt.pipeline.compose import ConfigEntry, compose_config
 from llm_perf_opt.profiling.artifacts import Artifacts
 from llm_perf_opt.profiling.nsys.nsys_capture import workload_argv
 from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, PROFILE_RUNNER, build_work_argv
-from llm_perf_opt.profiling.vendor.nsys_command import build_nsys_cmd
+from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.testing import scratch_context
 from tests.founding.composing import TINY, stage, typed
 from tests.support.fixtures_dir import REPO

@@ -34,7 +34,7 @@ from llm_perf_opt.profiling.nsys.scrub import (
     scrub_export,
 )
 from llm_perf_opt.profiling.stages.nsys import STAGE, NsysConfig
-from llm_perf_opt.profiling.vendor.nsys_command import build_nsys_cmd
+from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.profiling.vendor.vendor_tools import probe_nsys
 from llm_perf_opt.system.lock import machine_lock
 from llm_perf_opt.system.redact import Redactor

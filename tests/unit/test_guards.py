@@ -207,13 +207,16 @@ def test_every_writer_of_json_writes_what_other_parsers_read() -> None:
     assert lax - {"core/manifest.py"} == JSON_OF_TEXTS
 
 
-# A command and what it runs, a function of the API and its command, and modules of plug-ins.
+# A command and what it runs, a function of the API and its command, modules of plug-ins, and a stage and the builder of
+# its command, whose names the founding documents give.
 SAME_FILE_NAME = {
     "analyze": {"commands", "diagnosis"},
     "compare": {"api", "commands"},
     "document": {"plugins/energy", "plugins/memory"},
     "load": {"api", "config"},
     "names": {"capture/kernels", "core"},
+    "ncu": {"profiling/stages", "profiling/vendor"},
+    "nsys": {"profiling/stages", "profiling/vendor"},
     "plan": {"commands", "pipeline"},
     "predict": {"api", "commands"},
     "profile": {"api", "commands"},

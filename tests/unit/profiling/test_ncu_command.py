@@ -10,7 +10,7 @@ from llm_perf_opt.capture.readers.ncu_report import build_ncu_import_cmd
 from llm_perf_opt.errors import ConfigError, ToolError
 from llm_perf_opt.profiling.ncu.ncu_capture import check_metrics, check_sections, check_set
 from llm_perf_opt.profiling.ncu.select import everything_but, kernel_pattern, launch_numbers, summary_kernels
-from llm_perf_opt.profiling.vendor.ncu_command import (
+from llm_perf_opt.profiling.vendor.ncu import (
     build_ncu_cmd,
     metrics_csv,
     nvtx_expressions,

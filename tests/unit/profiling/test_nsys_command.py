@@ -12,7 +12,7 @@ from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.nsys.nsys_capture import without_nsys_lines
 from llm_perf_opt.profiling.nsys.nsys_session import plan_captures
 from llm_perf_opt.profiling.stages.nsys import STAGE, NsysConfig
-from llm_perf_opt.profiling.vendor.nsys_command import (
+from llm_perf_opt.profiling.vendor.nsys import (
     build_nsys_cmd,
     build_nsys_export_cmd,
     build_nsys_stats_cmd,

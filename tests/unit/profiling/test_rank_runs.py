@@ -16,7 +16,7 @@ from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.compose import compose_config, type_config
 from llm_perf_opt.profiling.clean_ranks import clean_ranks
 from llm_perf_opt.profiling.vendor.launch import launch_ranks
-from llm_perf_opt.profiling.vendor.nsys_command import build_nsys_cmd, find_reports, start_in_turn
+from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd, find_reports, start_in_turn
 from llm_perf_opt.report.sections.rank_sections import traffic_section
 from llm_perf_opt.workload.ranks import Rank, own_rank
 from tests.support.nsys_builder import Export

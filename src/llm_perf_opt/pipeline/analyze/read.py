@@ -150,7 +150,7 @@ def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
     """Export a report with nsys; without nsys, an export alongside it that is not older is used and said."""
     from llm_perf_opt.capture.readers.nsys_log import import_notes
     from llm_perf_opt.profiling.nsys.scrub import export_problem
-    from llm_perf_opt.profiling.vendor.nsys_command import build_nsys_export_cmd
+    from llm_perf_opt.profiling.vendor.nsys import build_nsys_export_cmd
     from llm_perf_opt.system.process import allowed_environment, run_command
 
     nsys = shutil.which("nsys")

@@ -15,7 +15,7 @@ from llm_perf_opt.core.stage import CommandPlace
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.profiling.nsys.live_sessions import lost_agent, one_capture
 from llm_perf_opt.profiling.nsys.scrub import publish_report, raw_folder
-from llm_perf_opt.profiling.vendor.nsys_command import (
+from llm_perf_opt.profiling.vendor.nsys import (
     build_nsys_launch_cmd,
     build_nsys_start_cmd,
     build_nsys_stop_cmd,

@@ -15,7 +15,7 @@ from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.profiling.nsys.nsys_capture import workload_cwd
 from llm_perf_opt.profiling.user_program import phase_limit
-from llm_perf_opt.profiling.vendor.ncu_command import (
+from llm_perf_opt.profiling.vendor.ncu import (
     REPORT_SUFFIX,
     build_ncu_cmd,
     filter_metrics,

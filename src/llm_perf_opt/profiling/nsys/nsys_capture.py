@@ -24,7 +24,7 @@ from llm_perf_opt.profiling.vendor.launch import (
     stage_overrides,
     workload_overrides,
 )
-from llm_perf_opt.profiling.vendor.nsys_command import (
+from llm_perf_opt.profiling.vendor.nsys import (
     build_nsys_cmd,
     find_reports,
     find_unimported,

@@ -26,7 +26,7 @@ from llm_perf_opt.core.host import Tool
 from llm_perf_opt.core.stage import CommandPlace
 from llm_perf_opt.errors import ParseError, ProfilingError, ToolError
 from llm_perf_opt.profiling.nsys.live_sessions import share_lock
-from llm_perf_opt.profiling.vendor.nsys_command import KeepReport, build_nsys_export_cmd, find_reports, find_unimported
+from llm_perf_opt.profiling.vendor.nsys import KeepReport, build_nsys_export_cmd, find_reports, find_unimported
 from llm_perf_opt.system.files import move_whole
 from llm_perf_opt.system.redact import Redactor
 from llm_perf_opt.system.secrets.known_secrets import is_word, values_of

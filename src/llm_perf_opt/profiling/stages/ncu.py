@@ -19,7 +19,7 @@ from llm_perf_opt.errors import StageSkipped, ToolError
 from llm_perf_opt.profiling.baseline import forget_results, used_samples
 from llm_perf_opt.profiling.ncu.ncu_capture import check_metrics, check_sections, check_set
 from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, capture_overrides, quote
-from llm_perf_opt.profiling.vendor.ncu_command import check_nvtx_include
+from llm_perf_opt.profiling.vendor.ncu import check_nvtx_include
 from llm_perf_opt.system.process import allowed_environment, run_quick
 
 WORK_DIR = NCU

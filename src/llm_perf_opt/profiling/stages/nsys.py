@@ -14,7 +14,7 @@ from llm_perf_opt.core.names import NSYS
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Obstacle, Preview, StageContext
 from llm_perf_opt.profiling.baseline import forget_results, used_samples
-from llm_perf_opt.profiling.vendor.nsys_command import CAPTURE_ENDS, CAPTURE_ENDS_WORDS, KeepReport
+from llm_perf_opt.profiling.vendor.nsys import CAPTURE_ENDS, CAPTURE_ENDS_WORDS, KeepReport
 from llm_perf_opt.workload.outputs import output_problems
 
 SCOPES = ("none", "process-tree", "system-wide")
