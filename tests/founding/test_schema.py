@@ -194,3 +194,8 @@ def test_top_n_kernels_is_how_many_ncu_looks_at() -> None:
 def test_stage1_repeats_is_the_number_of_samples() -> None:
     """001:61"""
     assert typed(*TINY, "run.stage1_repeats=2").dataset.sampling.num_samples_per_epoch == 2
+
+
+def test_the_apis_nsys_traces_are_a_text_or_a_list() -> None:
+    for given in ("pipeline.nsys.trace=[cuda,nvtx]", "pipeline.nsys.trace=cuda,nvtx"):
+        assert stage(typed(*TINY, given), "nsys").traced == "cuda,nvtx"

@@ -202,6 +202,8 @@ def test_flags_that_contradict_each_other_are_refused() -> None:
     assert _texts(NsysConfig(trace="osrt", capture_range="nvtx", nvtx_capture="decode")) == [
         "trace: must contain nvtx because capture_range is nvtx (got 'osrt'), allowed: osrt,nvtx"
     ]
+    listed = NsysConfig(trace=("cuda", "nvtx"), capture_range="nvtx", nvtx_capture="decode")
+    assert (_texts(listed), listed.traced) == ([], "cuda,nvtx")
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def plan_captures(
     capture = cfg.capture_in_force
     options = CaptureOptions(
         nsys=nsys,
-        trace=cfg.trace,
+        trace=cfg.traced,
         sample=cfg.sample,
         cpuctxsw=cfg.cpuctxsw,
         capture_range=capture,
@@ -264,7 +264,7 @@ def _require_kernels(cfg: "NsysConfig", analysis: CaptureAnalysis, child: Metric
     """A workload that ran on the GPU and left no kernel was not traced: no empty success."""
     device = (child.model.device if child is not None else None) or ""
     empty = not analysis.gpu.kernel_count and not analysis.graphs.launches_traced_as_a_whole
-    if empty and device.startswith("cuda") and "cuda" in cfg.trace.split(",") and cfg.capture_in_force == "none":
+    if empty and device.startswith("cuda") and "cuda" in cfg.traced.split(",") and cfg.capture_in_force == "none":
         raise ProfilingError(
             f"nsys recorded no kernel although the workload ran on {device}; the driver may be too new for this nsys, "
             "or another profiler is attached. See nsys/log.txt; a newer Nsight Systems usually helps"

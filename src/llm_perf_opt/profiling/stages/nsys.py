@@ -36,7 +36,7 @@ class NsysConfig(StageConfig):
     """`pipeline.nsys.*`"""
 
     gating_nvtx: bool = True
-    trace: str = "cuda,nvtx,osrt"
+    trace: str | tuple[str, ...] = "cuda,nvtx,osrt"
     sample: str = "none"
     cpuctxsw: str = "none"
     capture_range: Literal["none", "nvtx", "cudaProfilerApi", "hotkey"] = "none"
@@ -54,6 +54,11 @@ class NsysConfig(StageConfig):
     keep_report: KeepReport | bool = "clean"
     isolate: Literal["auto", "never"] = "auto"
     output: OutputConfig = field(default_factory=_no_output)
+
+    @property
+    def traced(self) -> str:
+        """The APIs to trace, as nsys takes them."""
+        return self.trace if isinstance(self.trace, str) else ",".join(self.trace)
 
     @property
     def report_kept(self) -> KeepReport:
@@ -130,13 +135,13 @@ class NsysConfig(StageConfig):
                 Problem(key="capture_range_end", text=f"not known to nsys (got {end!r}), allowed: {CAPTURE_ENDS_WORDS}")
             )
         needed = {"nvtx": "nvtx", "cudaProfilerApi": "cuda"}
-        if self.capture_in_force in needed and needed[self.capture_in_force] not in self.trace.split(","):
+        if self.capture_in_force in needed and needed[self.capture_in_force] not in self.traced.split(","):
             wanted = needed[self.capture_in_force]
             found.append(
                 Problem(
                     key="trace",
-                    text=f"must contain {wanted} because capture_range is {self.capture_range} (got {self.trace!r}), "
-                    f"allowed: {self.trace},{wanted}",
+                    text=f"must contain {wanted} because capture_range is {self.capture_range} (got {self.traced!r}), "
+                    f"allowed: {self.traced},{wanted}",
                 )
             )
         return found
@@ -148,10 +153,10 @@ class NsysConfig(StageConfig):
                 found.append(
                     Problem(key=key, text=f"not one of the choices (got {value!r}), allowed: {', '.join(SCOPES)}")
                 )
-        if not re.fullmatch(r"[A-Za-z0-9_-]+(,[A-Za-z0-9_-]+)*", self.trace):
+        if not re.fullmatch(r"[A-Za-z0-9_-]+(,[A-Za-z0-9_-]+)*", self.traced):
             found.append(
                 Problem(
-                    key="trace", text=f"not a list of APIs (got {self.trace!r}), allowed: names with commas, no spaces"
+                    key="trace", text=f"not a list of APIs (got {self.traced!r}), allowed: names with commas, no spaces"
                 )
             )
         if self.nvtx_domain_include and self.nvtx_domain_exclude:
