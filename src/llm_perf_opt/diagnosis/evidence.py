@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llm_perf_opt.capture import kernel_names
 from llm_perf_opt.capture.copy_kernels import CopyKernelRow, copy_kernel_rows
 from llm_perf_opt.capture.floors import CopyFloor, copy_floors
 from llm_perf_opt.capture.fusion import AttentionInPieces, Chains, attention_in_pieces, chains_of
 from llm_perf_opt.capture.gemms import MisalignedGemms, misaligned_gemms
 from llm_perf_opt.capture.idle import IdleMap, map_idle
 from llm_perf_opt.capture.intervals import nest
-from llm_perf_opt.capture.kernel_names import limit_kernel_names
 from llm_perf_opt.capture.kernels.names import is_fusible
 from llm_perf_opt.capture.launch_shapes import (
     FewBlocks,
@@ -65,7 +65,9 @@ def measure_timeline(timeline: Timeline) -> Measured:
 
     So are rare kernels of which a capture has too many names.
     """
-    timeline = limit_kernel_names(merge_range_names(timeline))
+    timeline = merge_range_names(timeline)
+    if len(distinct(timeline.kernels.name)) > kernel_names.MOST_NAMES:
+        timeline = kernel_names.limit_kernel_names(timeline)
     idle = map_idle(timeline)
     return Measured(timeline=timeline, idle=idle, ranges=measure_ranges(timeline, idle))
 

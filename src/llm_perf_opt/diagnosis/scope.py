@@ -118,12 +118,16 @@ class Scope:
         """What some causes need to be judged at all."""
         evidence = self.evidence
         ranks = None if evidence is None else evidence.ranks
+        report = evidence.report if evidence is not None and evidence.has_gpu_work else None
         known = {
             "ncu": bool(self.ncu),
             "shapes": evidence is not None and evidence.shapes is not None,
             "several_devices": ranks is not None and bool(ranks.devices),
             "several_ranks": ranks is not None and len(ranks.rows) > 1,
             "several_streams": evidence is not None and evidence.streams is not None,
+            "blocking_launches": report is not None and report.launch_blocking is not None,
+            "flushes": report is not None and report.flushes is not None,
+            "gil_waits": report is not None and report.gil is not None,
         }
         return frozenset(name for name, is_there in known.items() if is_there)
 
