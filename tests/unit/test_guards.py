@@ -333,6 +333,29 @@ def test_the_layers_of_the_documentation_are_those_that_are_checked() -> None:
     assert set().union(*LAYERS) >= {path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()}
 
 
+# Of the repository as a whole: its documents, rules, schemas, releases and workflows.
+OF_THE_REPOSITORY = {
+    "action",
+    "docs",
+    "gpu_drill",
+    "guards",
+    "marks",
+    "nightly",
+    "prose",
+    "public_names",
+    "release",
+    "schemas",
+    "stability",
+}
+
+
+def test_unit_tests_lie_in_folders_named_as_packages() -> None:
+    home = REPO / "tests" / "unit"
+    packages = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()}
+    assert {path.parent.name for path in home.glob("*/test_*.py")} <= packages
+    assert {path.stem.removeprefix("test_") for path in home.glob("test_*.py")} <= OF_THE_REPOSITORY
+
+
 def test_nothing_is_called_a_helper() -> None:
     names = {p.stem for p in _modules()}
     assert names & {"utils", "util", "helpers", "common", "misc", "manager"} == set()

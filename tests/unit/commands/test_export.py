@@ -19,7 +19,7 @@ from llm_perf_opt.sql.view_schema import VIEWS
 from tests.support.report_runs import capture, stage, write_run
 from tests.unit.commands.test_compare_command import STEADY, run_of
 from tests.unit.pipeline.test_many_runs import timed_run
-from tests.unit.test_sql import nsys_capture
+from tests.unit.sql.test_sql import nsys_capture
 
 
 def test_a_run_is_loaded_as_tables(tmp_path: Path) -> None:

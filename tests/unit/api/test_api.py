@@ -18,7 +18,7 @@ from tests.support.nsys_builder import h200_export
 from tests.support.report_runs import stage, write_run
 from tests.support.trace_builder import event, write_trace
 from tests.unit.commands.test_compare_command import STEADY, run_of
-from tests.unit.test_sql import nsys_capture, torch_capture
+from tests.unit.sql.test_sql import nsys_capture, torch_capture
 
 TRACE = DATA / "h200" / "graph_replay.trace.json.gz"
 
