@@ -126,8 +126,8 @@ class MetricComparison:
 
     `base_value`, `candidate_value`, `difference` and `ratio` come from one estimator and agree; `base` and `candidate`
     are the levels as measured. `p_adjusted` is the p-value of "the change is within the threshold", corrected for the
-    number of metrics. `repeats_needed` is set where more would be conclusive. `knows_starts`: the interval contains
-    what one start differs from the next; else it is that of the repeats inside one start.
+    number of metrics. `repeats_needed`, in `repeats_unit`, is set where more would be conclusive. `knows_starts`: the
+    interval contains what one start differs from the next; else it is that of the repeats inside one start.
     """
 
     metric: str
@@ -145,6 +145,7 @@ class MetricComparison:
     repeats_needed: int | None
     how: str
     knows_starts: bool = True
+    repeats_unit: str = "repeats"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,6 +357,7 @@ def _row(
         repeats_needed=repeats_needed(found, threshold=threshold) if verdict == "inconclusive" else None,
         how=found.how,
         knows_starts=found.knows_starts,
+        repeats_unit=found.unit,
     )
 
 
@@ -532,7 +534,7 @@ def _in_words(row: MetricComparison, overall: OverallVerdict) -> str:
     before, after = (format_quantity(value, unit_of(row.metric)) for value in (row.base_value, row.candidate_value))
     known = [] if row.low is None or row.high is None else [_interval(row.low, row.high, row.knows_starts)]
     known += [row.verdict] if row.verdict != overall else []
-    known += [f"about {row.repeats_needed} repeats needed"] if row.repeats_needed is not None else []
+    known += [f"about {row.repeats_needed} {row.repeats_unit} needed"] if row.repeats_needed is not None else []
     brackets = f" ({', '.join(known)})" if known else ""
     return f"{row.metric} {before} → {after}, {100 * (row.ratio - 1):+.1f} %{brackets}"
 

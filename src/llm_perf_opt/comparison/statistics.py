@@ -82,8 +82,8 @@ class ChangeEstimate:
     """The difference of two sides as the logarithm of candidate by base, and its standard error.
 
     `base` and `candidate` are the levels as measured. `error` is None where nothing was repeated. `units` is how many
-    things were drawn from on each side, `ways` in how many ways the uncertainty was computed before the narrowest was
-    taken. `knows_starts`: the error contains what one start differs from the next.
+    things (`unit`) were drawn from on each side, `ways` in how many ways the uncertainty was computed before the
+    narrowest was taken. `knows_starts`: the error contains what one start differs from the next.
     """
 
     base: Level
@@ -95,6 +95,7 @@ class ChangeEstimate:
     how: str
     ways: int = 1
     knows_starts: bool = True
+    unit: str = "repeats"
 
     def half_width(self, confidence: float = CONFIDENCE) -> float | None:
         if self.error is None or self.freedom < 1:
@@ -204,6 +205,7 @@ def _with_starts(found: ChangeEstimate, starts: Sequence[int], variation: StartV
         error=error,
         freedom=variation.freedom,
         units=min(starts),
+        unit="starts",
         how=f"{found.how}; start-to-start variation {100 * variation.share:.2g} % from {variation.source}",
     )
 
@@ -234,6 +236,7 @@ def _measured(base: Sequence[Pass], candidate: Sequence[Pass], *, paired: bool, 
         freedom=sum(units) - 2,
         units=min(units),
         how=how,
+        unit=what.partition(" ")[0],
     )
 
 
@@ -279,6 +282,7 @@ def _paired(
             units=count,
             how=f"{count} interleaved pairs, mean of their ratios",
             ways=2,
+            unit="pairs",
         )
         by_sides = replace(
             by_pairs,
@@ -296,6 +300,7 @@ def _paired(
         freedom=count - 1,
         units=count,
         how=f"{count} interleaved pairs, median of the pairwise means of their ratios",
+        unit="pairs",
     )
 
 
@@ -334,6 +339,7 @@ def _same_samples(
         freedom=count - 1,
         units=count,
         how=f"{count} samples that both ran once, as pairs",
+        unit="samples",
     )
 
 
@@ -454,7 +460,7 @@ def judge(
 
 
 def repeats_needed(found: ChangeEstimate, *, threshold: float = THRESHOLD) -> int | None:
-    """How many passes or repeats as noisy as these would be conclusive; None where the noise is not known."""
+    """How many of `unit` as noisy as these would be conclusive; None where the noise is not known."""
     width = found.half_width()
     if width is None:
         return None

@@ -209,6 +209,10 @@ def test_equality_is_shown_and_not_assumed() -> None:
     found = estimate(loud, loud)
     assert judge(found, found.p_value, lower_is_better=True) == "inconclusive"
     assert (repeats_needed(found) or 0) > 6
+    # What is needed more of is what the error was computed from.
+    several = [one_pass([1.0, 1.4]), one_pass([0.7, 1.0]), one_pass([1.2, 0.9])]
+    units = [found.unit, estimate(several, several).unit, estimate(several, several, paired=True).unit]
+    assert units == ["repeats", "passes", "pairs"]
 
 
 def test_one_start_each_decides_only_with_a_known_variation() -> None:

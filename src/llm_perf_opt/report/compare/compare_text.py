@@ -11,7 +11,7 @@ from llm_perf_opt.core.units import format_ms, format_quantity
 from llm_perf_opt.system.terminal import terminal_table
 
 KERNELS, ROWS, SETTINGS = 15, 8, 20
-METRIC_COLUMNS = ("metric", "base", "candidate", "change", "95 % interval", "verdict", "repeats needed")
+METRIC_COLUMNS = ("metric", "base", "candidate", "change", "95 % interval", "verdict", "needed")
 ROW_COLUMNS = ("n", "base", "candidate", "change", "each of them")
 MARK = {"passed": "✅", "failed": "❌", "inconclusive": "⚠️"}
 FORCED = "compared by force although these differ"
@@ -142,7 +142,7 @@ def metric_cells(row: MetricComparison) -> tuple[str, ...]:
     unit = unit_of(row.metric)
     interval = "unknown" if row.low is None or row.high is None else f"{percent(row.low)} to {percent(row.high)}"
     interval += "" if row.knows_starts or row.low is None else " (one start)"
-    more = "" if row.repeats_needed is None else f"about {row.repeats_needed} repeats"
+    more = "" if row.repeats_needed is None else f"about {row.repeats_needed} {row.repeats_unit}"
     values = [format_quantity(value, unit) for value in (row.base_value, row.candidate_value)]
     return (row.metric, *values, percent(row.ratio), interval, row.verdict, more)
 
