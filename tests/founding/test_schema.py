@@ -198,4 +198,4 @@ def test_stage1_repeats_is_the_number_of_samples() -> None:
 
 def test_the_apis_nsys_traces_are_a_text_or_a_list() -> None:
     for given in ("pipeline.nsys.trace=[cuda,nvtx]", "pipeline.nsys.trace=cuda,nvtx"):
-        assert stage(typed(*TINY, given), "nsys").traced == "cuda,nvtx"
+        assert stage(typed(*TINY, "pipeline.nsys.enable=true", given), "nsys").traced == "cuda,nvtx"
