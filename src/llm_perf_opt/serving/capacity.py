@@ -175,7 +175,12 @@ class CapacitySearch:
         if met is None or missed is None:
             return found
         value, half = estimate(self._near(met, missed), np.random.default_rng(seed))
-        return replace(found, value=value, low=max(0.0, value - half), high=value + half)
+        low, high = max(0.0, value - half), value + half
+        if self.by == "concurrency":
+            # A whole number: the highest one that met the SLO, or one between it and the miss that was not measured.
+            value = min(max(math.floor(value), met.load), missed.load - 1)
+            low, high = min(math.floor(low), value), max(math.ceil(high), value)
+        return replace(found, value=value, low=low, high=high)
 
     def _near(self, met: Trial, missed: Trial) -> list[Trial]:
         """The levels around the crossing: the two next to it, and others whose ratio is close to 1."""

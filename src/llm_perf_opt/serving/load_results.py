@@ -221,7 +221,7 @@ class CapacityResult:
         """The confidence interval in parentheses, or nothing."""
         if self.low is None or self.high is None:
             return ""
-        return f" (95 % confidence interval {digits(self.low)} to {digits(self.high)})"
+        return f" (95 % confidence interval {load_text(self.low)} to {load_text(self.high)})"
 
     @property
     def text(self) -> str:
@@ -229,15 +229,19 @@ class CapacityResult:
         if self.value is None and self.missed is None:
             return f"Capacity: not found, because no level at a {self.by} was measured. {self.why}".strip()
         if self.value is None:
-            return f"Capacity: no load met the SLO, down to {digits(self.missed or 0.0)} {unit}. {self.why}"
+            return f"Capacity: no load met the SLO, down to {load_text(self.missed or 0.0)} {unit}. {self.why}"
         if self.missed is None:
-            return f"Capacity: at least {digits(self.value)} {unit}, the highest load tried. {self.why}"
+            return f"Capacity: at least {load_text(self.value)} {unit}, the highest load tried. {self.why}"
         steady = ""
         if self.littles_law is not None and abs(self.littles_law - 1) > STEADY:
             steady = f" Not in a steady state: Little's law holds to {100 * abs(self.littles_law - 1):.0f} % only."
-        return (
-            f"Capacity: {digits(self.value)} {unit}{self.interval}, found in {self.levels} levels. {self.why}{steady}"
-        )
+        found = f"{load_text(self.value)} {unit}{self.interval}"
+        return f"Capacity: {found}, found in {self.levels} levels. {self.why}{steady}"
+
+
+def load_text(load: float) -> str:
+    """A rate by its digits, a concurrency as the whole number it is."""
+    return f"{load:,.0f}" if load == int(load) else digits(load)
 
 
 @dataclass(frozen=True, kw_only=True)

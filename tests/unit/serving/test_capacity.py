@@ -51,6 +51,9 @@ def test_the_capacity_in_concurrency_is_a_whole_number_next_to_a_miss() -> None:
     result, levels = _search("concurrency", TPOT, seed=1)
     # A step takes 10 ms and 0.4 more for each sequence and 4 for each that joins: 22 ms are reached at about 26.
     assert result.met is not None and result.missed is not None and 18 <= result.met < result.missed <= 30
+    assert result.value is not None and result.low is not None and result.high is not None
+    assert result.value == int(result.value) and result.met <= result.value < result.missed
+    assert result.low <= result.value <= result.high
     assert all(level.concurrency is not None for level in levels) and len(levels) <= 8
 
 

@@ -8,7 +8,7 @@ from llm_perf_opt.capture.kernels.ncu_records import Bound, NcuAnalysis
 from llm_perf_opt.capture.rows import RangeRow
 from llm_perf_opt.core.names import PROGRAM
 from llm_perf_opt.core.records import Metric, StageRecord
-from llm_perf_opt.core.units import count_of, digits, format_bytes, format_ms, format_percent
+from llm_perf_opt.core.units import count_of, format_bytes, format_ms, format_percent
 from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, Diagnosis, ScopeRecord
 from llm_perf_opt.diagnosis.evidence import runs_on
 from llm_perf_opt.diagnosis.facts import Known, Unknown
@@ -18,6 +18,7 @@ from llm_perf_opt.diagnosis.ledger import NOT_RECORDED, cell_name
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.ledger_view import scope_name
 from llm_perf_opt.report.view.shown import Cell, Shown, Tile, TimePart, TimeSplit, share, show
+from llm_perf_opt.serving.load_results import load_text
 
 # Where parts of a program lie on its bar, which goes from its start to its end; all work lies between.
 _PLACES = {
@@ -279,7 +280,7 @@ def served_verdict(stage: StageRecord) -> str:
         text += "; the server did not keep up, so latencies grew for as long as the load lasted"
     capacity = stage.metrics.get("serve_capacity")
     if capacity is not None and isinstance(capacity.value, int | float):
-        text = f"Capacity: {digits(float(capacity.value))} {capacity.how}. At the highest load that met them {text}"
+        text = f"Capacity: {load_text(float(capacity.value))} {capacity.how}. At the highest load that met them {text}"
     late = _number(stage, "serve_client_late_ms")
     if late is not None:
         return f"{failed}Invalid, because the client was late by {format_ms(late)} on average: {text}."
