@@ -130,6 +130,9 @@ def full_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("CREATE TABLE IF NOT EXISTS ThreadNames (nameId, priority, globalTid)")
         database.execute("INSERT INTO ThreadNames VALUES (1, 20, 16777217)")
+        for kinds in ("ENUM_CUDA_MEMCPY_OPER", "ENUM_CUDA_MEM_KIND"):
+            database.execute(f"CREATE TABLE IF NOT EXISTS {kinds} (id, name, label)")
+            database.execute(f"INSERT INTO {kinds} VALUES (1, 'HTOD', 'Host-to-Device')")
         database.execute("CREATE TABLE IF NOT EXISTS ProcessStreams (globalPid, filenameId, contentId)")
         database.execute("INSERT INTO ProcessStreams VALUES (16777216, 1, 2)")
     return path

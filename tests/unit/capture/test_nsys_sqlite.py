@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -533,6 +534,23 @@ def test_a_call_without_a_name_still_launches(tmp_path: Path) -> None:
     connection.close()
     (row,) = analyze_timelines([read_nsys_sqlite(path)]).ranges
     assert (row.kernel_count, row.launch_calls) == (1, 1)
+
+
+@pytest.mark.parametrize("table", ["ENUM_CUDA_MEMCPY_OPER", "StringIds"])
+def test_an_id_that_is_no_number_is_the_id_of_nothing(
+    tmp_path: Path, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llm_perf_opt.capture.readers.nsys_database.MANY_IDS", 0)
+    export = Export()
+    export.kernel("gemm", 10, 20, 1)
+    export.copy(30, 40, 2)
+    path = export.write(tmp_path / "x.sqlite")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"CREATE TABLE new (id, {'value' if table == 'StringIds' else 'name, label'})")
+        connection.execute(f"DROP TABLE IF EXISTS {table}")
+        connection.execute(f"ALTER TABLE new RENAME TO {table}")
+        connection.execute(f"INSERT INTO {table} SELECT 'nan', {'1' if table == 'StringIds' else '1, 1'}")
+    assert len(read_nsys_sqlite(path).kernels.start_ns) == 1
 
 
 def test_a_copy_that_does_not_say_its_size_makes_the_sum_unknown_not_smaller(tmp_path: Path) -> None:

@@ -224,7 +224,8 @@ class Names:
     def _enumeration(self, table: str) -> dict[int, str]:
         if not self._db.has(table) or not {"id", "label"} <= set(self._db.columns(table)):
             return {}
-        return {int(number): str(label) for number, label in self._db.query(f'SELECT id, label FROM "{table}"')}
+        rows = self._db.query(f'SELECT id, label FROM "{table}"')
+        return {number: str(label) for number, label in rows if isinstance(number, int)}
 
     def literal(self, inverse: Ints, name: str) -> Ints:
         return self._add([name], np.zeros(len(inverse), np.int32)) if len(inverse) else inverse

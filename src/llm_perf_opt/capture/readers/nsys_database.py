@@ -96,7 +96,9 @@ class NsysDatabase:
                 rows = self.query(sql)
             else:
                 rows = [row for i in ids for row in self.query(sql + " WHERE id = ?", [int(i)])]
-            found = {int(i): str(v) + ("…" if int(n) > MAX_NAME else "") for i, v, n in rows if v is not None}
+            # Of a damaged export a column may hold anything.
+            rows = [row for row in rows if isinstance(row[0], int) and row[1] is not None]
+            found = {i: str(value) + ("…" if size > MAX_NAME else "") for i, value, size in rows}
         return [found[int(i)] if int(i) in found else f"(no name, string {int(i)})" for i in ids]
 
     def rows(self, table: str, columns: Sequence[str]) -> Iterator[Rows]:
