@@ -55,12 +55,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
 
 
 def csv_table(name: str, title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    """All rows as benchmarks/results/accuracy/<name>.csv, and the line of the page that links them."""
+    """All rows as benchmarks/results/accuracy/<name>.csv, and the line of the page that names the file."""
     path = RESULTS / "accuracy" / f"{name}.csv"
     path.parent.mkdir(exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([header, *rows])
-    return [f"{title}: [{path.name}](../{path.relative_to(ROOT)}) ({len(rows)} rows)."]
+    return [f"{title}: `{path.relative_to(ROOT)}` ({len(rows)} rows)."]
 
 
 def percent(share: float, digits: int = 0) -> str:
