@@ -5,8 +5,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 
 def escape(text: str) -> str:
-    """Text safe inside a markdown table cell."""
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    """Text safe inside a markdown table cell, in which neither a tag nor a link nor a picture begins."""
+    safe = text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    return safe.replace("](", "]\\(").replace("][", "]\\[")
 
 
 def heading(text: str) -> str:

@@ -38,6 +38,7 @@ def test_a_number_that_is_not_there_is_a_dash() -> None:
 def test_text_of_others_starts_no_markup() -> None:
     assert plain("a_b*c*\n[x](y) | <b> `q` \\") == "a\\_b\\*c\\* \\[x\\](y) \\| \\<b\\> \\`q\\` \\\\"
     assert escape("a_b | <b>\nc\\") == "a_b \\| &lt;b> c\\\\"
+    assert escape("[a](b) ![](c) [d][e] [f]") == "[a]\\(b) ![]\\(c) [d]\\[e] [f]"
     assert code("f(`a`)  | b\n") == "`f('a') \\| b`"
     assert link("[x]", "a b>.csv") == "[\\[x\\]](<a b%3E.csv>)"
 

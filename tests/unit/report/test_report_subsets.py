@@ -263,6 +263,23 @@ def test_a_table_row_stays_one_row_whatever_the_kernel_is_called(tmp_path: Path)
     assert columns == {16}
 
 
+def test_a_range_whose_name_is_markup_starts_neither_link_nor_picture_nor_column(tmp_path: Path) -> None:
+    export = Export()
+    export.range("[x](javascript:alert(1)) ![](http://evil) a | b <script>", 0, 1000)
+    for number in range(1, 4):
+        export.call(5 * number, 5 * number + 1, number)
+        export.kernel("=cmd|calc![](evil)", 100 * number, 100 * number + 90, number)
+    assert main(["analyze", str(export.write(tmp_path / "c.sqlite")), "-o", str(tmp_path / "run")]) == 0
+    pages = [tmp_path / "run" / name for name in ALWAYS if name.endswith(".md")]
+    texts = [re.sub(r"`[^`\n]*`", "", path.read_text(encoding="utf-8")) for path in pages]
+    assert "javascript" in texts[0]
+    for text in texts:
+        assert not re.search(r"(?<!\\)\]\((javascript|http|evil)|(?<!\\)<script", text)
+        for lines in re.findall(r"(?:^\|.*\|$\n)+", text, re.M):
+            rows = lines.replace("\\|", "").splitlines()
+            assert len({row.count("|") for row in rows}) == 1, rows
+
+
 @pytest.mark.slow
 def test_rendering_again_needs_neither_torch_nor_the_profilers(tmp_path: Path) -> None:
     run = hostile_run(tmp_path)

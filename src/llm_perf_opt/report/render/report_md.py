@@ -52,7 +52,7 @@ def _inside(view: ReportView, notes: Footnotes) -> list[str]:
 def _headline(view: ReportView, notes: Footnotes) -> list[str]:
     head = view.headline
     facts = " · ".join(f"{name} {escape(value)}" for name, value in head.facts)
-    rows = [(tile.label, notes.cell(tile.cell), escape(tile.explain)) for tile in head.tiles]
+    rows = [(escape(tile.label), notes.cell(tile.cell), escape(tile.explain)) for tile in head.tiles]
     return [
         f"# {heading(head.title)}",
         "",
@@ -79,7 +79,7 @@ def _beside(view: ReportView) -> list[str]:
 
 def _waterfall(view: WaterfallView, notes: Footnotes) -> list[str]:
     rows = [_bar_row(row, notes) for row in view.rows]
-    lines = ["", f"## {escape(view.title)}: {view.of_what}", "", escape(view.summary), ""]
+    lines = ["", f"## {escape(view.title)}: {escape(view.of_what)}", "", escape(view.summary), ""]
     lines += table(("step", "total", "added", "factor", "on one scale"), rows, right=("total", "added", "factor"))
     return lines + _bullets(view.notes)
 

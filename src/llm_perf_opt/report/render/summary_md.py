@@ -46,7 +46,7 @@ def _served(view: ReportView) -> list[str]:
     """A server seen from outside: how fast it answered, and no word about why."""
     head = view.headline
     lines = [f"**{heading(head.title)}** was put under load. {escape(head.verdict)}", ""]
-    lines += [f"- {tile.label}: {escape(tile.cell.text)}, {escape(tile.explain)}." for tile in head.tiles]
+    lines += [f"- {escape(tile.label)}: {escape(tile.cell.text)}, {escape(tile.explain)}." for tile in head.tiles]
     return lines
 
 
@@ -119,7 +119,7 @@ def _actions(view: ReportView) -> list[str]:
     for number, finding in enumerate(chosen, start=1):
         doubt = ", and this is uncertain" if finding.confidence == "low" else ""
         gain = f"Speed-up: at most {finding.gain}{doubt}." if finding.gain else ""
-        texts = (f"**{escape(finding.title)}.**", finding.plain_words, gain)
+        texts = (f"**{escape(finding.title)}.**", escape(finding.plain_words), gain)
         told = " ".join(text for text in texts if text)
         lines.append(f"{number}. {told} For the engineers: {escape(finding.remedy)}.")
     return lines
@@ -130,4 +130,4 @@ def _unknown(view: ReportView) -> list[str]:
     if not missing:
         return []
     lines = ["## Not known", ""]
-    return lines + [f"- {label}: {escape(cell.text)}" for label, cell in missing]
+    return lines + [f"- {escape(label)}: {escape(cell.text)}" for label, cell in missing]
