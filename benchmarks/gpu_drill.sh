@@ -52,9 +52,9 @@ if [ "${DRILL_DEVICE:-cuda}" = cpu ]; then
   best="infer.cache=static infer.compile=default" long="dataset.prompt_tokens=128"
   all="pipeline.nsys.enable=true pipeline.energy.enable=true pipeline.memory.enable=true"
   # Three quick ones; with a GPU, all that need one.
-  causes="hashing sorting sleep"
+  causes="hashing sorting sleep" drain_s=60
 else
-  llama=llama3_1b moe=deepseek_v2_lite large=llama3_8b ocr=deepseek_ocr tiny="" causes="" served=cuda serve_on=cuda:0
+  llama=llama3_1b moe=deepseek_v2_lite large=llama3_8b ocr=deepseek_ocr tiny="" causes="" drain_s=10 served=cuda serve_on=cuda:0
   text="dataset.prompt_tokens=1024 infer.max_new_tokens=64 infer.ignore_eos=true"
   best="infer.cache=static infer.compile=reduce-overhead"
   long="dataset.prompt_tokens=8192 infer.cache=static infer.cuda_graph=true"
@@ -118,16 +118,16 @@ do_generate() {
 do_causes() { step causes 60 500 "$python" "$here/causes/run.py" --device "${DRILL_DEVICE:-cuda}" $causes --json "$out/causes.json"; }
 # One level on each side of the knee, explained request by request; the same levels answer `plan`.
 do_slow() {
-  step slow_model 60 60 "$python" "$here/served_model.py" "$out/slow_model" --device $served
+  step slow_model 60 90 "$python" "$here/served_model.py" "$out/slow_model" --device $served
   step slow 60 150 llm-perf bench server=transformers \
     "server.args=[$out/slow_model,--device,$serve_on,--dtype,bfloat16,--continuous-batching]" load.concurrency=1,4,16 \
-    load.duration_s=12 load.drain_s=10 load.output_tokens=32 dataset.prompt_tokens=256 capture.requests=slowest \
+    load.duration_s=12 load.drain_s=$drain_s load.output_tokens=32 dataset.prompt_tokens=256 capture.requests=slowest \
     artifacts.runs_dir="$runs/slow"
   step calibrate 5 30 llm-perf plan --calibrate-from "$runs/slow" --ttft-ms 2000 --tpot-ms 200 --rate 2/s --json
   rm -rf "$out/slow_model"
 }
 do_tune() {
-  step tune_model 60 60 "$python" "$here/served_model.py" "$out/tune_model" --device $served
+  step tune_model 60 90 "$python" "$here/served_model.py" "$out/tune_model" --device $served
   step tune 150 300 llm-perf optimize server=transformers "server.args=[$out/tune_model,--device,$serve_on,--dtype,bfloat16]" \
     load.concurrency=16 load.output_tokens=32 dataset.prompt_tokens=256 --budget 270s -o "$runs/tune"
   rm -rf "$out/tune_model"
