@@ -30,6 +30,7 @@ MUCH = 0.1
 # A range so much longer than the time from the first GPU work to the last is what the program makes wait.
 AROUND = 1.05
 KERNELS_KEPT = 20
+OTHER_CLASS = "other"
 NOT_TRIED: Mapping[str, float] = {}
 # The scopes of captures, and others that are not called by their own name in a sentence.
 WHOLE = {"capture": "the capture", "steady": "the steady state"}
@@ -86,7 +87,7 @@ def _record(scope: Scope) -> ScopeRecord:
 def verdict_of(findings: Sequence[Finding], scopes: Sequence[Scope], program: Program, coverage: Coverage) -> Verdict:
     """The first finding with what it promises; where there is none of weight, what the time goes into."""
     judged = [scope for scope in scopes if scope.wall_ns]
-    first = next((f for f in findings if (f.share or 0.0) >= MIN_HEADLINE), None)
+    first = next((f for f in findings if (f.share or 0.0) >= MIN_HEADLINE and _answers(f, judged)), None)
     last = judged[-1] if judged else None
     if last is None and first is None:
         if not (coverage.recorded or coverage.missing):
@@ -113,6 +114,15 @@ def kernels_alone(ncu: NcuAnalysis | None, summary: Sequence[KernelRow] = ()) ->
     from llm_perf_opt.diagnosis.kernels_alone import verdict_of_kernels, verdict_of_ncu
 
     return verdict_of_kernels(summary) if summary or ncu is None else verdict_of_ncu(ncu)
+
+
+def _answers(finding: Finding, scopes: Sequence[Scope]) -> bool:
+    """Whether a finding may be the one sentence: what was not recorded is that where it is the largest part."""
+    scope = next((scope for scope in scopes if scope.id == finding.scope), None)
+    if finding.rule != "not_recorded" or scope is None:
+        return True
+    others = (cell.time_ns for cell in _together(scope.ledger.cells) if cell.id not in NOT_RECORDED)
+    return scope.ledger.ns(*NOT_RECORDED) >= max(others, default=0)
 
 
 def _thinned(coverage: Coverage) -> str:
@@ -199,7 +209,12 @@ def _rest(scope: Scope) -> str:
             classes[kernel.kernel_class] = classes.get(kernel.kernel_class, 0) + kernel.own_ns
         name, own_ns = max(classes.items(), key=lambda item: item[1])
         total = sum(classes.values()) or 1
-        text += f"; {name} kernels take {format_percent(own_ns / total)} of it, the hottest is "
+        # Kernels of no known class are the program's own.
+        text += (
+            "; the hottest kernel is "
+            if name == OTHER_CLASS
+            else (f"; {name} kernels take {format_percent(own_ns / total)} of it, the hottest is ")
+        )
         text += f"{hottest.short_name} ({format_percent(hottest.own_ns / total)})"
     text += _overlapped(scope)
     reached = _of_peak(scope)
@@ -211,8 +226,12 @@ def _rest(scope: Scope) -> str:
         return f"{text}. Of a typical {around.name} ({format_ms(around.typical.wall_ns / 1e6)}) it is busy {part}."
     if _busy(scope):
         return f"Healthy: {text}. No idle time to speak of: only faster or fewer kernels save time."
-    largest = max(_together(scope.ledger.cells), key=lambda cell: cell.time_ns)
-    return f"{text}. The largest part: {cell_name(largest.id)}, {format_percent(largest.time_ns / scope.wall_ns)}."
+    largest, *others = sorted(_together(scope.ledger.cells), key=lambda cell: -cell.time_ns)
+    what = "largest"
+    if largest.id == COMPUTE and others:
+        # That the GPU is busy was said.
+        largest, what = others[0], "largest other"
+    return f"{text}. The {what} part: {cell_name(largest.id)}, {format_percent(largest.time_ns / scope.wall_ns)}."
 
 
 def _overlapped(scope: Scope) -> str:

@@ -248,6 +248,19 @@ def test_an_operator_that_computes_on_the_cpu_is_advised_to_move(tmp_path: Path)
     assert claim.hint == "Computing on the GPU"
 
 
+def test_a_little_that_was_not_recorded_is_not_the_answer_of_a_busy_gpu(tmp_path: Path) -> None:
+    """Kernels of 9 of every 10 ms; of the rest nothing was recorded."""
+    export = Export()
+    for i in range(20):
+        at = 10 * MS * i
+        export.call(at, at + 5_000, i + 1)
+        export.kernel("nvjet_tst_128x64_TNT", at + 6_000, at + 8_800_000, i + 1)
+    analysis = _nsys(export, tmp_path)
+    verdict = diagnosis_of(analysis).verdict
+    assert (rules(analysis), verdict.kind) == (["not_recorded"], "largest_cell")
+    assert verdict.text.endswith("The largest other part: host activity not recorded, 11.5 %.")
+
+
 def test_many_short_system_calls_explain_a_gap_together(tmp_path: Path) -> None:
     """Steps of a kernel of 0.5 ms, then five writes of 1.9 ms each."""
     export = Export()

@@ -631,7 +631,7 @@ def test_copies_by_kernels_are_told_once_and_with_advice_that_fits(tmp_path: Pat
     for i in range(90):
         export.call(1_000 * i, 1_000 * i + 500, i + 1, "cudaLaunchKernel")
         export.kernel(names[i % 3], 100_000 * (i + 1), 100_000 * (i + 1) + 99_000, i + 1)
-    (finding,) = _nsys(export, tmp_path).findings
+    (finding,) = [f for f in _nsys(export, tmp_path).findings if f.rule != "hottest_kernel"]
     assert (finding.rule, finding.stake_ns, finding.cells) == (
         "layout_copies",
         2_970_000,

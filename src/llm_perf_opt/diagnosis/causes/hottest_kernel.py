@@ -54,8 +54,9 @@ def judge(scope: Scope, program: Program) -> Claim | None:
 
 
 def _is_expected(top: KernelTime, program: Program) -> bool:
-    """A matrix product of a program without a framework is its own, unless a library named it."""
-    traits = gemm_traits(top.name) if top.kernel_class in PRODUCTS and program.framework == OTHER else None
+    """A matrix product of a program without framework and engine is its own, unless a library named it."""
+    is_own = program.framework == OTHER and program.engine is None
+    traits = gemm_traits(top.name) if top.kernel_class in PRODUCTS and is_own else None
     return top.kernel_class in EXPECTED and (traits is None or traits.precision is not None)
 
 
