@@ -298,7 +298,7 @@ def test_a_sweep_writes_no_secret_either(tmp_path: Path) -> None:
     done = llm_perf_here("profile", "-m", *OFF, ALPHA, program, "run.seed=1,2", cwd=tmp_path, **environ)
     assert done.code == 0, done.err
     assert _found(tmp_path / "tmp") == []
-    # Hydra tells the overrides of each job.
+    # Hydra prints the overrides of each job.
     assert f"'--api-key','{REDACTED}'" in done.out + done.err
     assert [name for name, value in _secrets().items() if value in done.out + done.err] == []
 

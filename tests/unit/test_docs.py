@@ -166,6 +166,16 @@ def test_the_tools_of_every_hook_are_pinned() -> None:
         ("A subject\n# a comment of git\n", ""),
         ("x" * 72, ""),
         ("x" * 73, "error: commit message: the subject has 73 characters, allowed: 72\n"),
+        ("Pass the file on\n", ""),
+        ("Feed rows in order\n", ""),
+        *(
+            (
+                f"{word} a column",
+                f"error: commit message: the subject begins with '{word}'; write it in the imperative, such as 'Add', "
+                "'Fix' or 'Remove'\n",
+            )
+            for word in ("Adds", "Added", "Adding")
+        ),
         ("\n\nbody", "error: commit message: the first line is empty; say there why the change is made\n"),
         ("A subject\nwith a body\n", "error: commit message: the second line is not empty; put the body below it\n"),
     ],

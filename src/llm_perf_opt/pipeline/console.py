@@ -32,7 +32,7 @@ FINDINGS_SHOWN = 3
 
 
 class RedactedFormatter(logging.Formatter):
-    """Of what Hydra says: it tells the overrides of every job of a sweep, and CI keeps what is on the terminal."""
+    """Of what Hydra says: it prints the overrides of every job of a sweep, and CI keeps what is on the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return Redactor.of(os.environ).text(super().format(record))

@@ -38,7 +38,7 @@ def read_found_model(clean_dir: Path) -> FoundModel | None:
 
 
 def with_found_model(config: AppConfig, found: FoundModel, folder: Path) -> AppConfig:
-    """The configuration with the model found in the place of the one nobody named."""
+    """The configuration with the model found instead of an unnamed one."""
     place = folder / FOLDER
     place.mkdir(parents=True, exist_ok=True)
     write_json(place / CONFIG_FILE, found.config)

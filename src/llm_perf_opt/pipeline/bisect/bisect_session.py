@@ -60,7 +60,7 @@ class BisectSession:
         self._doubt_small_changes()
 
     def _doubt_small_changes(self) -> None:
-        """A small change on a machine that itself changed is no certain regression."""
+        """A small change on a machine that itself changed is not a certain regression."""
         answer, (least, most) = self.search.answer, self._levels()
         if answer is None or answer.outcome != "regression" or most <= UNSTEADY * least:
             return

@@ -123,7 +123,7 @@ class GenerationMarks:
             "device": parameter.device.type,
             "config": config.to_dict(),
         }
-        # What JSON has no word for, such as a dtype, is no size.
+        # What JSON cannot represent, such as a dtype, is not a size.
         with suppress(OSError, TypeError, ValueError):
             text = json.dumps(told, default=str, allow_nan=False)
             with open(os.path.join(folder, f"model-{os.getpid()}.json"), "w", encoding="utf-8") as file:

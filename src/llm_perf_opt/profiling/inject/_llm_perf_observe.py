@@ -226,7 +226,7 @@ class Observer:
             place.types.update(values_of(frame))
 
     def look_at_generation(self, leaf: FrameType) -> None:
-        """Whether `generate()` of transformers was told not to keep keys and values."""
+        """Whether `generate()` of transformers runs without a KV cache."""
         frame: FrameType | None = leaf
         while frame is not None:
             if frame.f_code.co_filename.endswith("/transformers/generation/utils.py"):

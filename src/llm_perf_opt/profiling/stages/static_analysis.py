@@ -71,7 +71,7 @@ class StaticAnalysisConfig(StageConfig):
 
     `use_analytic_fallback`: the closed form is used alone when operators cannot be counted; else the stage fails.
     `use_synthetic_inputs`: shapes are synthetic; else the first sample sets them. `write_reports`: files, or the
-    manifest alone. `find_model`: of a program whose model nobody named, that which a library of it generates with.
+    manifest alone. `find_model`: of a program whose model is not named, the one that a library of it generates with.
     """
 
     write_reports: bool = True
