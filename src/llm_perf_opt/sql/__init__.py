@@ -1,6 +1,6 @@
 """SQL over captures and runs: one schema for nsys, torch and rocpd, in a database that reaches nothing else.
 
-view_schema    the views and their columns: the one list behind `--schema`, the views' definitions and docs/python.md
+view_schema    the views and their columns: the one list behind `--schema`, the views' definitions and docs/sql.md
 events    what happened in captures, as columns: kernels, launches, copies, graphs, operators, memory
 range_views    the same of named ranges
 gaps      the same of the times without a kernel

@@ -173,7 +173,7 @@ def test_every_view_has_its_columns_and_types_for_every_kind_of_capture(kind: st
 
 
 def test_the_documentation_lists_every_view_with_its_columns() -> None:
-    text = (REPO / "docs" / "python.md").read_text(encoding="utf-8")
+    text = (REPO / "docs" / "sql.md").read_text(encoding="utf-8")
     rows = {
         name: (meaning, tuple(re.findall(r"`(\w+)`", columns)))
         for name, meaning, columns in re.findall(r"^\| `(\w+)` \| ([^|]+) \| ((?:`\w+`(?:, )?)+) \|$", text, re.M)
