@@ -3,6 +3,7 @@
 python scripts/release.py check        build, check and install in empty environments; SBOM, check sums
 python scripts/release.py tag v0.3.0   exit code 1 unless the tag is the version of the package and has its changes
 python scripts/release.py notes v0.3.0 the changes of that version, as CHANGELOG.md has them
+python scripts/release.py collect 0.3.0 2026-12-01   move the entries of changes/ into the section of that version
 """
 
 import hashlib
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import tomllib
 import venv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +29,28 @@ COMMANDS = (
 )
 
 
+# Entries wait in changes/AREA.NAME.md; a section of CHANGELOG.md has its areas in this order.
+AREAS = {
+    "run": "Programs (`llm-perf run`)",
+    "diagnosis": "Diagnosis",
+    "analyze": "Existing captures (`llm-perf analyze`)",
+    "report": "Reports",
+    "bench": "Servers (`llm-perf bench`)",
+    "predict": "Predictions (`llm-perf predict`, `llm-perf plan`)",
+    "compare": "Comparing (`compare`, `bisect`, `runs`, `sweep`)",
+    "optimize": "Optimizing (`llm-perf optimize`)",
+    "profilers": "Profilers (nsys, ncu, torch)",
+    "stages": "Energy and memory",
+    "python": "Data, Python and agents",
+    "cli": "Command line and configuration",
+    "plugins": "Plug-ins",
+    "security": "Security",
+    "docs": "Documentation",
+}
+LONGEST_ENTRY = 160
+UNRELEASED = "unreleased"
+
+
 class ReleaseError(Exception):
     """What is in the way of a release, in words."""
 
@@ -38,10 +61,46 @@ def version_of(pyproject: str) -> str:
 
 def changes_of(version: str, changelog: str) -> str:
     """The section of one version, without its heading."""
-    found = re.search(rf"^## {re.escape(version)}\b[^\n]*\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
-    if found is None or not found[1].strip():
-        raise ReleaseError(f"CHANGELOG.md: no changes of {version}; rename the section Unreleased")
-    return found[1].strip() + "\n"
+    found = _section(version, changelog)
+    if found is None or not found[2].strip() or UNRELEASED in found[1]:
+        raise ReleaseError(f"CHANGELOG.md: no changes of {version}; run: scripts/release.py collect {version} DATE")
+    return found[2].strip() + "\n"
+
+
+def _section(version: str, changelog: str) -> re.Match[str] | None:
+    """The heading and the text of one version."""
+    pattern = rf"^(## {re.escape(version)}\b[^\n]*)\n(.*?)(?=^## |\Z)"
+    return re.search(pattern, changelog, re.MULTILINE | re.DOTALL)
+
+
+def read_entries(folder: Path) -> dict[str, list[str]]:
+    """The entries that wait, by the title of their area; raises where one is not a single line of a known area."""
+    entries: dict[str, list[str]] = {}
+    for path in sorted(folder.glob("*.md")):
+        if path.name == "README.md":
+            continue
+        area, text = path.name.partition(".")[0], path.read_text(encoding="utf-8").strip()
+        if area not in AREAS:
+            raise ReleaseError(f"changes/{path.name}: no such area; use one of {', '.join(AREAS)}")
+        if not text or "\n" in text or len(text) > LONGEST_ENTRY:
+            raise ReleaseError(f"changes/{path.name}: one line of at most {LONGEST_ENTRY} characters is needed")
+        entries.setdefault(AREAS[area], []).append(f"- {text.removeprefix('- ')}")
+    return entries
+
+
+def collect(version: str, date: str, changelog: str, entries: Mapping[str, Sequence[str]]) -> str:
+    """The changelog with the entries in the section of the version, which is made where there is none."""
+    found = _section(version, changelog)
+    first = re.search(r"^## ", changelog, re.MULTILINE)
+    start = found.start() if found is not None else first.start() if first is not None else len(changelog)
+    end = found.end() if found is not None else start
+    parts = re.split(r"^### (.*)\n", "" if found is None else found[2], flags=re.MULTILINE)
+    areas = {title: text.strip().splitlines() for title, text in zip(parts[1::2], parts[2::2], strict=True)}
+    for title, lines in entries.items():
+        areas.setdefault(title, []).extend(lines)
+    order = [*(title for title in AREAS.values() if title in areas), *(t for t in areas if t not in AREAS.values())]
+    body = "\n\n".join("\n".join((f"### {title}", *areas[title])) for title in order)
+    return f"{changelog[:start]}## {version} — {date}\n\n{body}\n\n{changelog[end:]}"
 
 
 def check_tag(tag: str, pyproject: str, package: str, changelog: str, citation: str) -> None:
@@ -119,6 +178,13 @@ def main(args: Sequence[str]) -> int:
                 check_tag(tag, *((ROOT / name).read_text(encoding="utf-8") for name in names))
             case ["notes", tag]:
                 print(changes_of(tag.removeprefix("v"), (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")), end="")
+            case ["collect", version, date]:
+                changelog, folder = ROOT / "CHANGELOG.md", ROOT / "changes"
+                text = collect(version, date, changelog.read_text(encoding="utf-8"), read_entries(folder))
+                changelog.write_text(text, encoding="utf-8")
+                for path in folder.glob("*.md"):
+                    if path.name != "README.md":
+                        path.unlink()
             case _:
                 print(__doc__, end="", file=sys.stderr)
                 return 2

@@ -21,11 +21,22 @@ from pathlib import Path
 from tests.support.fixtures_dir import REPO
 
 VOCABULARY = REPO / ".ci/vocabulary.toml"
-FOLDERS = ("src", "tests", "scripts", "benchmarks", "conf", "docs", "examples", ".ci", ".github", "requirements")
+FOLDERS = (
+    "src",
+    "tests",
+    "scripts",
+    "benchmarks",
+    "conf",
+    "docs",
+    "examples",
+    ".ci",
+    ".github",
+    "requirements",
+    "changes",
+)
 SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".j2", ".js", ".css", ".sh", ".cfg"}
 # Quoted requirements, recorded outputs, inputs of tests, and the vocabulary itself with its tests.
 EXCLUDED = (
-    "CHANGELOG.md",
     "docs/founding.md",
     "docs/compared.md",
     "docs/showcase/",

@@ -236,7 +236,7 @@ def test_a_module_has_a_name_of_its_own() -> None:
     assert {name: where for name, where in homes.items() if len(where) > 1} == SAME_FILE_NAME
 
 
-# Fields that hold sentences of ours. Those that hold one of a few words (a verdict, a status) are no text.
+# Fields that hold sentences of ours. Those that hold one of a few words (a verdict, a status) are not text.
 SENTENCES = {
     "advice",
     "detail",

@@ -8,11 +8,14 @@ import pytest
 import yaml
 
 from llm_perf_opt.commands.doctor import scratch_check
-from scripts.release import ReleaseError, changes_of, check_tag
+from scripts.release import ReleaseError, changes_of, check_tag, collect, read_entries
 from scripts.support_matrix import main as support_matrix
 from tests.support.fixtures_dir import REPO
 
-CHANGELOG = "# Changelog\n\n## Unreleased\n\n## 0.3.0 — 2026-12-01\n\n### Added\n- a thing\n\n## 0.2.0\n\nolder\n"
+CHANGELOG = (
+    "# Changelog\n\n## 0.4.0 — unreleased\n\n- next\n\n"
+    "## 0.3.0 — 2026-12-01\n\n### Added\n- a thing\n\n## 0.2.0\n\nolder\n"
+)
 PLACES = ('[project]\nversion = "0.3.0"\n', '__version__ = "0.3.0"\n', CHANGELOG, "version: 0.3.0\n")
 
 
@@ -32,6 +35,44 @@ def test_a_tag_must_be_the_version_every_file_states() -> None:
         check_tag("v0.3.0", PLACES[0], '__version__ = "0.2.9"\n', *PLACES[2:])
     with pytest.raises(ReleaseError, match="has no v"):
         check_tag("0.3.0", *PLACES)
+
+
+def test_the_entries_that_wait_are_one_line_of_a_known_area() -> None:
+    assert all(read_entries(REPO / "changes").values())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("cooking.x.md", "A soup.", "no such area"),
+        ("run.x.md", "One line.\nAnother.", "one line of at most 160 characters"),
+        ("run.x.md", "x" * 161, "one line of at most 160 characters"),
+        ("run.x.md", "", "one line of at most 160 characters"),
+    ],
+)
+def test_an_entry_that_cannot_be_collected_is_refused(name: str, text: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ReleaseError, match=problem):
+        read_entries(tmp_path)
+
+
+def test_entries_go_into_the_section_of_their_version_by_area(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("how")
+    (tmp_path / "report.ticks.md").write_text("Round ticks.\n")
+    (tmp_path / "run.exit.md").write_text("Fixed: exit codes.\n")
+    (tmp_path / "run.more.md").write_text("- More causes.\n")
+    entries = read_entries(tmp_path)
+    before = "# Changelog\n\n## 0.4.0 — unreleased\n\n### Programs (`llm-perf run`)\n- old\n\n## 0.3.0\n\nolder\n"
+    section = (
+        "## 0.4.0 — 2027-01-01\n\n### Programs (`llm-perf run`)\n{}- Fixed: exit codes.\n- More causes.\n\n"
+        "### Reports\n- Round ticks.\n\n"
+    )
+    assert collect("0.4.0", "2027-01-01", before, entries) == (
+        "# Changelog\n\n" + section.format("- old\n") + "## 0.3.0\n\nolder\n"
+    )
+    assert collect("0.4.0", "2027-01-01", "# Changelog\n\n## 0.3.0\n\nolder\n", entries) == (
+        "# Changelog\n\n" + section.format("") + "## 0.3.0\n\nolder\n"
+    )
 
 
 def test_every_action_and_image_is_pinned_by_its_digest() -> None:

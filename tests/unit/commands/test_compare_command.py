@@ -619,7 +619,7 @@ def test_pairs_are_made_in_turns_and_compared(tmp_path: Path, monkeypatch: pytes
 
 
 def bench_run(folder: Path, *, late_ms: dict[int, float], ttft_s: float = 0.1) -> Path:
-    """A run of bench at these concurrencies, whose client was late by `late_ms` milliseconds; one request is ramp-up."""
+    """A run of bench at these concurrencies, with a client `late_ms` late; one request is ramp-up."""
     runs = [
         LoadRun(
             level=LoadLevel(concurrency=count),

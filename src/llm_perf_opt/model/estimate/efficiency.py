@@ -68,7 +68,7 @@ class Rates:
 
 
 def maker_of(hardware: HardwareSection) -> Maker:
-    """Who makes a device; one without a name is taken for what the rates were measured on."""
+    """Who makes a device; one without a name counts as the device of the measured rates."""
     names = hardware.device_names
     if not names or any(name.startswith(("NVIDIA", "Tesla")) for name in names):
         return "NVIDIA"

@@ -193,7 +193,7 @@ def phases_section(files: RunFiles) -> tuple[SectionView, ...]:
     text = f"Wall times of {repeats} without a profiler, warm-up left out. Phases inside others count in both."
     view = SectionView(
         key="phases",
-        # A clean pass of its own lies in scratch, which is no stage.
+        # Its own clean pass lies in scratch, which is not a stage.
         stage="" if files.metrics.source.startswith("tmp/") else files.metrics.source.split("/")[0],
         title="Phases of the program",
         paragraphs=(text,),
