@@ -20,6 +20,7 @@ GC, CPU_WAIT, ONE_THREAD, CHECKS, OPERATORS = (
 # Pauses that the program did not call for.
 AUTOMATIC = f"{GC}.automatic"
 LOCK, PROCESS, SMALL = "host.wait.lock", "host.wait.process", "host.work.small_tensors"
+WAITS_FOR_OTHERS = (LOCK, PROCESS, f"{PROCESS}.pickle", "host.data_loading.workers")
 WORK = ("host.work", "host.disk")
 COMPILE, RECOMPILE = "host.startup.compile", "host.work.recompile"
 GENERATION, NO_CACHE = "host.work.operators.generation", "host.work.no_cache"
@@ -80,6 +81,9 @@ def _owner(row: HostRow) -> tuple[str, ...]:
     if row.cell == IMPORTS and not row.file:
         return (row.function,)
     place = place_of(row.function, row.file, row.line)
+    if row.detail and row.cell in WAITS_FOR_OTHERS:
+        # The call that waits says less than what it waits for.
+        return (place, row.detail)
     return tuple(text for text in (place, row.leaf or row.text, row.detail) if text)
 
 

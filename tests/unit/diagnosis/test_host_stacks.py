@@ -26,6 +26,7 @@ from llm_perf_opt.diagnosis.host.owners import busiest, host_rows, place_of
 from llm_perf_opt.diagnosis.host.stacks import Frame, Stack, of_program, read_stacks, without_parent
 from llm_perf_opt.diagnosis.host_scope import program_scope
 from llm_perf_opt.diagnosis.ledger import is_in
+from llm_perf_opt.diagnosis.words import cut
 from llm_perf_opt.profiling.sampled import live_notes
 
 LIB = "/usr/lib/python3.11"
@@ -440,3 +441,13 @@ def test_operators_of_a_call_of_generate_have_a_cell_of_their_own() -> None:
     leaf = Frame(function="Linear.forward", file=f"{SITE}/torch/nn/modules/linear.py", line=9)
     rows = host_rows([stack(MAIN, call, leaf), stack(MAIN, leaf, samples=2)], lines())
     assert [row.cell for row in rows] == ["host.work.operators", "host.work.operators.generation"]
+
+
+def test_the_evidence_of_a_wait_names_what_it_waits_for_in_full() -> None:
+    told = "meanwhile a child process: augment_and_normalise() at a_module_with_a_long_name.py:10"
+    waits = replace(row("host.data_loading.workers", 200), leaf="select() at selectors.py:415", detail=told)
+    scope = program_scope(facts(document(waits)))
+    assert scope is not None
+    (finding,) = judge([scope], PLAIN)
+    assert finding.evidence[1] == f"tidy() at slow.py:3 ← {cut(told)}: 1,000 ms"
+    assert "a_module" in finding.evidence[1]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
+from llm_perf_opt.diagnosis.words import cut
 
 if TYPE_CHECKING:
     from llm_perf_opt.diagnosis.cause import Cause
@@ -36,7 +37,7 @@ def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
         evidence=(
             Fact(key="time"),
             *(
-                Fact(key="owner", values={"owner": " ← ".join(cell.owner), "time": cell.time_ns})
+                Fact(key="owner", values={"owner": " ← ".join(cut(text) for text in cell.owner), "time": cell.time_ns})
                 for cell in named[:SHOWN]
             ),
         ),
