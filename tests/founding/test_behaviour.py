@@ -224,7 +224,9 @@ def test_028_the_plan_says_what_gates_the_capture(tmp_path: Path, keys: dict[str
     """000:119, 000:197"""
     preview = nsys.STAGE.preview(NsysConfig(enable=True, **keys), scratch_context("nsys", tmp_path / "run"))
     assert preview.text == gate
-    (command,) = preview.commands
+    # The clean pass of a run without a stage that makes one comes first.
+    clean, command = preview.commands
+    assert clean[1:4] == ("-m", "llm_perf_opt.runners.direct_inference_runner", "--child")
     assert command[:3] == ("nsys", "profile", f"--output={tmp_path}/run/nsys/run")
     ranges = [word.partition("=")[2] for word in command if word.startswith("--capture-range=")]
     assert ranges == ([keys["capture_range"]] if gate.startswith("captures what") or "the NVTX range" in gate else [])

@@ -262,6 +262,15 @@ def clean_baseline(ctx: StageContext, timeout_s: float) -> CleanBaseline:
     return _measure(ctx, timeout_s) if ctx.config.workload.command is None else _measure_program(ctx, timeout_s)
 
 
+def clean_pass_commands(ctx: StageContext) -> tuple[tuple[str, ...], ...]:
+    """What `clean_baseline` would start, for a dry run; nothing where another stage makes the clean pass.
+
+    A user's own program is run as it is, so its command says nothing new.
+    """
+    is_made = any(name in ctx.config.stages for name in ctx.clean_stages)
+    return () if is_made or ctx.config.workload.command is not None else (tuple(_clean_argv(ctx)),)
+
+
 def own_clean_pass(ctx: StageContext) -> tuple[dict[str, Metric], tuple[StageFile, ...]]:
     """The clean pass a profiler made for itself, as metrics and file; nothing where a stage before it made one.
 
@@ -283,16 +292,7 @@ def own_clean_pass(ctx: StageContext) -> tuple[dict[str, Metric], tuple[StageFil
 def _measure(ctx: StageContext, timeout_s: float) -> CleanBaseline:
     """One clean repeat in the workload's scratch directory, measured once for all stages of a run that ask for it."""
     folder = ctx.workload_dir / CLEAN_DIR
-    work = build_work_argv(
-        INFERENCE_RUNNER,
-        [
-            *workload_overrides(ctx.config),
-            *quiet_inference(warmup_rounds=1),
-            "run.repeats=1",
-        ],
-        hydra_run_dir=folder,
-    )
-    argv = launch_ranks(work, ctx.config.run)
+    argv = _clean_argv(ctx)
     # A resumed run may have other settings, so a result counts only for the very command that made it.
     made_by = folder / "made_by.json"
     written = _as_written(ctx, argv)
@@ -310,6 +310,20 @@ def _measure(ctx: StageContext, timeout_s: float) -> CleanBaseline:
         write_json(made_by, written)
     source = (folder / METRICS_FILE).relative_to(ctx.run_dir).as_posix()
     return CleanBaseline(metrics=read_metrics(folder), source=source, folder=folder)
+
+
+def _clean_argv(ctx: StageContext) -> list[str]:
+    """One repeat of our workload without a profiler."""
+    work = build_work_argv(
+        INFERENCE_RUNNER,
+        [
+            *workload_overrides(ctx.config),
+            *quiet_inference(warmup_rounds=1),
+            "run.repeats=1",
+        ],
+        hydra_run_dir=ctx.workload_dir / CLEAN_DIR,
+    )
+    return launch_ranks(work, ctx.config.run)
 
 
 def _measure_program(ctx: StageContext, timeout_s: float) -> CleanBaseline:

@@ -241,6 +241,7 @@ class NsysStage:
         return tuple(found)
 
     def preview(self, cfg: NsysConfig, ctx: StageContext) -> Preview:
+        from llm_perf_opt.profiling.baseline import clean_pass_commands
         from llm_perf_opt.profiling.nsys.nsys_capture import command_line
         from llm_perf_opt.profiling.nsys.nsys_session import plan_captures
 
@@ -248,7 +249,7 @@ class NsysStage:
         nsys = ctx.host.tool("nsys").path or "nsys"
         planned = plan_captures(cfg, nsys, is_own=workload.command is None, ends_after_s=workload.duration_s)
         commands = tuple(tuple(command_line(ctx, options, base)) for base, options in planned)
-        return Preview(text=cfg.gate, commands=commands)
+        return Preview(text=cfg.gate, commands=(*clean_pass_commands(ctx), *commands))
 
     def run(self, cfg: NsysConfig, ctx: StageContext) -> StageOutput:
         # numpy is imported only when the stage runs.
