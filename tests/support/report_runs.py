@@ -12,6 +12,8 @@ from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import RunManifest, write_manifest
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, GpuTotals, GraphTotals, SourceRow
+from llm_perf_opt.profiling.baseline import clean_metrics
+from llm_perf_opt.profiling.user_program import ProgramRun, describe_program
 from tests.support.fixtures_dir import DATA
 from tests.support.nsys_builder import h200_export
 
@@ -109,3 +111,16 @@ def hostile_run(tmp_path: Path) -> Path:
         warnings=(HOSTILE,),
         overrides=(HOSTILE,),
     )
+
+
+def program_without_phases(folder: Path, *walls_ms: float) -> Path:
+    """A run of a program that marks nothing: its wall times, and 400 ms of one operator."""
+    runs = [ProgramRun(wall_s=wall / 1e3, marks=()) for wall in walls_ms]
+    metrics = describe_program(
+        ("python", "gen.py"), runs, device_name="a CPU", is_cpu=True, peak_memory_bytes=None, peak_memory_reason="none"
+    )
+    operators = "name,calls,self_cpu_ns,self_device_ns\naten::mm,10,400000000,\n"
+    files = {"metrics": ("metrics.json", metrics), "operators_csv": ("operators.csv", operators)}
+    wall = clean_metrics(metrics, "torch_profiler/metrics.json")["wall_ms"]
+    config = {"workload": {"command": ["python", "gen.py"]}}
+    return write_run(folder, stage("torch_profiler", folder, files, metrics={"wall_ms": wall}), config=config)

@@ -14,8 +14,6 @@ from llm_perf_opt.diagnosis.diagnosis_document import Coverage, Diagnosis, Progr
 from llm_perf_opt.diagnosis.facts import Known, RunFacts, Unknown
 from llm_perf_opt.diagnosis.ledger import Cell
 from llm_perf_opt.diagnosis.run import diagnose_run
-from llm_perf_opt.profiling.baseline import clean_metrics
-from llm_perf_opt.profiling.user_program import ProgramRun, describe_program
 from llm_perf_opt.report.render.glossary import words
 from llm_perf_opt.report.render.roofline_layout import WIDTH, layout_roofline
 from llm_perf_opt.report.run_facts import unbeaten
@@ -31,7 +29,7 @@ from llm_perf_opt.report.view.roofline_view import MOST_POINTS, Point, Roof, Roo
 from llm_perf_opt.report.view.shown import Shown, format_spread
 from llm_perf_opt.report.write import write_reports
 from tests.support.report_facts import facts, gpu, idle, kernel, ms, ncu, phase
-from tests.support.report_runs import capture, clean, stage, write_run
+from tests.support.report_runs import capture, clean, program_without_phases, stage, write_run
 
 SOME_STATS = {"mean": 1.0, "std": 0.0, "p50": 1.0, "p90": 1.0, "p99": 1.0, "n": 3}
 
@@ -223,19 +221,6 @@ def test_operators_say_where_time_goes_where_nothing_was_timed() -> None:
     assert [(part.label, part.share) for part in split.parts] == [
         ("op0", 0.4), ("op1", 0.2), ("op2", 0.1), ("other operators", pytest.approx(0.3)),
     ]  # fmt: skip
-
-
-def program_without_phases(folder: Path, *walls_ms: float) -> Path:
-    """A run of a program that marks nothing: its wall times, and 400 ms of one operator."""
-    runs = [ProgramRun(wall_s=wall / 1e3, marks=()) for wall in walls_ms]
-    metrics = describe_program(
-        ("python", "gen.py"), runs, device_name="a CPU", is_cpu=True, peak_memory_bytes=None, peak_memory_reason="none"
-    )
-    operators = "name,calls,self_cpu_ns,self_device_ns\naten::mm,10,400000000,\n"
-    files = {"metrics": ("metrics.json", metrics), "operators_csv": ("operators.csv", operators)}
-    wall = clean_metrics(metrics, "torch_profiler/metrics.json")["wall_ms"]
-    config = {"workload": {"command": ["python", "gen.py"]}}
-    return write_run(folder, stage("torch_profiler", folder, files, metrics={"wall_ms": wall}), config=config)
 
 
 def test_a_program_without_phases_is_told_what_part_of_it_operators_are_and_that_nothing_was_judged(

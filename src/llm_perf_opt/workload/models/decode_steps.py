@@ -118,11 +118,6 @@ class StaticSteps:
     def replays_graph(self) -> bool:
         return self._step.replays_graph
 
-    @property
-    def cache_tokens(self) -> int:
-        """Places in the cache for each sequence; 0 before the first prompt."""
-        return 0 if self._mask is None else int(self._mask.shape[1])
-
     def prefill(self, prompts: Prompts) -> StepOutput:
         batch, longest = prompts.ids.shape
         self._open(batch, longest + self._new_tokens)
