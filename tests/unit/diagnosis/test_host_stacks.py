@@ -133,6 +133,11 @@ def test_an_import_is_owned_by_the_package_it_loads() -> None:
     assert (row.cell, row.function, row.file) == ("host.startup.imports", "torch", "")
 
 
+def test_an_import_of_which_only_the_programs_line_is_known_is_owned_by_the_package_it_names() -> None:
+    (row,) = host_rows([stack(MAIN)], lines(L30="from torch.nn import functional as F"))
+    assert (row.cell, row.function, row.file) == ("host.startup.imports", "torch", "")
+
+
 def test_a_comprehension_is_named_by_the_function_around_it() -> None:
     tidy = Frame(function="tidy", file="/home/slow.py", line=7)
     (row,) = host_rows([stack(MAIN, tidy, Frame(function="<listcomp>", file="/home/slow.py", line=7))], lines())

@@ -20,6 +20,7 @@ _PACKAGE = re.compile(
 )
 MODEL, RELOAD = "host.startup.model", "host.work.reload"
 _LOADS = re.compile(r"(^|\.)from_pretrained$|(^|\.)load_state_dict$|/torch/serialization\.py$|/safetensors/")
+_IMPORT_LINE = re.compile(r"(?:import|from)\s+(\w+)")
 _MACHINERY = "<frozen"
 # Between a line of the user's and the function in C that it calls lie at most this many frames of wrappers.
 NEAR = 3
@@ -152,7 +153,7 @@ def owned(stack: Stack, line_of: Lines, names_of: Names = no_names) -> tuple[str
     names = names_of(place.file, place.function.rpartition(".")[2], place.line)
     cell = cell_of(stack.frames, line_of(leaf.file, leaf.line).strip(), names)
     if cell == IMPORTS:
-        return cell, _imported(stack.frames), ""
+        return cell, _imported(stack.frames, line_of), ""
     if cell == MODEL and _is_again(stack.frames, owner, names_of):
         cell = RELOAD
     return cell, owner, "" if owner == leaf else place_of(leaf.function, leaf.file, leaf.line)
@@ -208,7 +209,7 @@ def _owner(frames: Sequence[Frame]) -> Frame:
     return next(reversed(named or own or frames))
 
 
-def _imported(frames: Sequence[Frame]) -> Frame:
+def _imported(frames: Sequence[Frame], line_of: Lines) -> Frame:
     """The package whose import takes the time: the outermost that is not the program's own."""
     first = next((n for n, frame in enumerate(frames) if "importlib" in frame.file), len(frames))
     for frame in frames[first:]:
@@ -218,7 +219,10 @@ def _imported(frames: Sequence[Frame]) -> Frame:
         if package is not None and not frame.file.endswith("importlib/__init__.py"):
             return Frame(function=package[1] or package[2], file="")
     # A module of the program itself, or one that is being found: the line that imports it.
-    return _owner(frames[: max(first, 1)])
+    owner = _owner(frames[: max(first, 1)])
+    # Where only the program's own lines are known, such a line says the package.
+    named = _IMPORT_LINE.match(line_of(owner.file, owner.line).strip()) if first == len(frames) else None
+    return owner if named is None else Frame(function=named[1], file="")
 
 
 def place_of(function: str, file: str, line: int) -> str:
