@@ -229,7 +229,7 @@ def _rest(scope: Scope) -> str:
     largest, *others = sorted(_together(scope.ledger.cells), key=lambda cell: -cell.time_ns)
     what = "largest"
     if largest.id == COMPUTE and others:
-        # That the GPU is busy was said.
+        # The text already states that the GPU is busy.
         largest, what = others[0], "largest other"
     return f"{text}. The {what} part: {cell_name(largest.id)}, {format_percent(largest.time_ns / scope.wall_ns)}."
 
