@@ -31,9 +31,9 @@ examples:
   traffic.format=sharegpt  recorded: sharegpt, mooncake, otel, jsonl with
   traffic.path=F           load.arrival=recorded for the recorded times
   load.output_tokens=128   length of the answers; load.ignore_eos=true
-  capture.tool=nsys        a second start of the server under nsys, with a window
+  capture.tool=nsys        start the server again under nsys, with a window
   capture.tool=engine      the server's own /start_profile
-  capture.requests=slowest why the slowest requests were slow, and who delayed them
+  capture.requests=slowest why the slowest requests were slow
   capture.startup=true     where the time until the server is ready goes
   --json                   print the results (docs/schemas/bench.schema.json)
 

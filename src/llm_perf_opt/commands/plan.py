@@ -59,8 +59,8 @@ Searched: requests in flight up to what fits, tensor, pipeline, expert and data
 parallelism within --devices (or the values given as workload.tp, pp, ep, dp),
 dtypes bf16 and fp8 (or workload.weight_dtype), the engine `server` (or the one
 given). With --users or --rate also prefill and decode on different devices.
-Without prices the fewest devices win. Files and --json hold every combination that
-meets the SLOs; with a demand, the best of each device, dtype and layout.
+Without prices the fewest devices win. Files and --json have all that meet the
+SLOs; with a demand, the best of each device, dtype and layout.
 """
 OPTIONS = (
     *("--ttft-ms", "--tpot-ms", "--percentile", "--context", "--output", "--devices", "--users", "--rate"),

@@ -34,7 +34,7 @@ examples:
       python my_script.py
 
   model=NAME           the model it runs: bounds, utilisation and waterfall
-  workload.duration_s  ends a program that does not end by itself, after this time
+  workload.duration_s  ends a program that does not end by itself
   --nsys, --ncu, --torch, --host, and --no-nsys …
                        switch a profiler on or off; ncu is off by default
   --open               opens the report after the run

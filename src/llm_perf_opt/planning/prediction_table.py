@@ -110,7 +110,7 @@ def _wanted(rows: Sequence[Row]) -> list[Column]:
 def _left_out(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     """Results that had no room, and how to see them."""
     missing = [column.header for column in _wanted(rows) if column not in columns]
-    return [f"no room for {', '.join(missing)}: --wide shows them, --csv and --json too."] if missing else []
+    return [f"hidden columns: {', '.join(missing)} (--wide, --csv and --json have them)."] if missing else []
 
 
 def _varies(column: Column, rows: Sequence[Row]) -> bool:
