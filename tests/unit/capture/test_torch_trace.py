@@ -1,5 +1,6 @@
 """Torch profiler traces: exact times, the same tables as nsys, operators, and files that are broken or hostile."""
 
+import gc
 import gzip
 import json
 import subprocess
@@ -575,3 +576,13 @@ def test_reading_a_trace_loads_no_library_it_does_not_use(module: str, unused: s
     code = f"import sys, llm_perf_opt.capture.readers.{module}; print(sorted({unused!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "[]\n"
+
+
+def test_reading_trace_after_trace_makes_no_more_types(tmp_path: Path) -> None:
+    """Types are never freed, and a server or a notebook reads many traces."""
+    trace = write_trace(tmp_path / "t.json", [event("kernel", "gemm", "0", "5", pid=0, tid=7, device=0)])
+    counts = []
+    for _ in range(3):
+        read_torch_trace(trace, processes=1)
+        counts.append(len(gc.get_objects()))
+    assert counts[2] - counts[1] < 50

@@ -9,6 +9,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from itertools import compress
 from typing import Any, ClassVar, Union
 
@@ -214,11 +215,9 @@ class Piece:
 
 
 class PieceDecoder:
-    """Decodes pieces; keeps its decoders between them. `detailed`: with input shapes and memory events."""
+    """Decodes pieces. `detailed`: with input shapes and memory events."""
 
     def __init__(self, *, detailed: bool) -> None:
-        self._fast = EventDecoder(float | None, detailed=detailed)  # type: ignore[arg-type]
-        self._exact = EventDecoder(msgspec.Raw, detailed=detailed)
         self._detailed = detailed
         self._digits = False
 
@@ -226,10 +225,19 @@ class PieceDecoder:
         """Raises msgspec.DecodeError where the piece is not a list of events."""
         if not self._digits:
             try:
-                return _piece(self._fast.decode(text), _from_floats, detailed=self._detailed)
+                fast = _event_decoder(is_exact=False, detailed=self._detailed)
+                return _piece(fast.decode(text), _from_floats, detailed=self._detailed)
             except _TooLarge:
                 self._digits = True
-        return _piece(self._exact.decode(text), _from_digits, detailed=self._detailed)
+        exact = _event_decoder(is_exact=True, detailed=self._detailed)
+        return _piece(exact.decode(text), _from_digits, detailed=self._detailed)
+
+
+@cache
+def _event_decoder(*, is_exact: bool, detailed: bool) -> EventDecoder:
+    """One of each for the whole process: types made at run time are never freed, and making them takes its time."""
+    time: Any = msgspec.Raw if is_exact else float | None
+    return EventDecoder(time, detailed=detailed)
 
 
 def _piece(events: list[Any], to_ns: Callable[[list[Any]], Ints], *, detailed: bool) -> Piece:
