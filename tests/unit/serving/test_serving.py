@@ -412,6 +412,13 @@ def test_the_model_is_found_among_the_arguments(args: tuple[str, ...], model: st
     assert model_in(args) == model
 
 
+def test_a_directory_that_hydra_would_use_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"hydra.run.dir: has no effect on bench .*; the directory of the run is artifacts"
+    ):
+        read_config(["server.url=http://a", "hydra.run.dir=runs/one"], user_dir=tmp_path)
+
+
 def test_a_server_is_found_beside_our_python_and_a_missing_one_refused_at_once(tmp_path: Path) -> None:
     here = ServerSection(name="own", command=("python", "serve.py"))
     assert with_program(here, {"PATH": ""}).command == (str(Path(sys.executable).parent / "python"), "serve.py")

@@ -51,6 +51,12 @@ def read_config(argv: Sequence[str], *, user_dir: Path) -> BenchConfig:
     )
 
     overrides = parse_arguments(translate_flags(argv)).overrides
+    unused = [word for word in overrides if word.lstrip("+~").startswith("hydra.")]
+    if unused:
+        where = "the directory of the run is artifacts.runs_dir=DIR"
+        raise ConfigError(
+            [f"{word.partition('=')[0]}: has no effect on bench (got {word!r}); {where}" for word in unused]
+        )
     entry = ConfigEntry(name=ENTRY, is_of_a_run=False)
     try:
         composed = compose_config(overrides, entry)
