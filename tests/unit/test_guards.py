@@ -249,15 +249,17 @@ SENTENCES = {
     "sentence",
     "summary",
 }
-SENTENCES |= {"title", "warnings"}
+SENTENCES |= {"failure", "title", "warnings"}
 TEXT_METHODS = {"endswith", "find", "index", "partition", "removeprefix", "removesuffix", "replace", "rpartition"}
 TEXT_METHODS |= {"split", "startswith"}
 # Its `headline` is a list of devices.
 MAY_READ_SENTENCES = {"plugins/energy/stage.py"}
 
 
-def _is_sentence(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr in SENTENCES
+def _is_sentence(node: ast.AST, texts: frozenset[str] = frozenset()) -> bool:
+    return (isinstance(node, ast.Attribute) and node.attr in SENTENCES) or (
+        isinstance(node, ast.Name) and node.id in texts
+    )
 
 
 def _is_word(node: ast.AST) -> bool:
@@ -269,15 +271,43 @@ def _is_word(node: ast.AST) -> bool:
     )
 
 
-def _decides_on_a_sentence(node: ast.expr) -> bool:
+def _names_of_sentences(function: ast.AST) -> frozenset[str]:
+    """The variables of a function that hold a sentence, or stand for each of several in turn."""
+    pairs: list[tuple[ast.expr, ast.expr]] = []
+    for node in ast.walk(function):
+        if isinstance(node, ast.For | ast.comprehension):
+            pairs.append((node.target, node.iter))
+        elif isinstance(node, ast.Assign):
+            pairs += [(target, node.value) for target in node.targets]
+        elif isinstance(node, ast.NamedExpr):
+            pairs.append((node.target, node.value))
+    return frozenset(
+        target.id
+        for target, value in pairs
+        if isinstance(target, ast.Name)
+        and _is_sentence(value.value if isinstance(value, ast.Subscript | ast.Starred) else value)
+    )
+
+
+def _decides_on_a_sentence(node: ast.expr, texts: frozenset[str] = frozenset()) -> bool:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return node.func.attr in TEXT_METHODS and _is_sentence(node.func.value)
+        return node.func.attr in TEXT_METHODS and _is_sentence(node.func.value, texts)
     if not isinstance(node, ast.Compare):
         return False
     sides = [node.left, *node.comparators]
+    is_sentence = [_is_sentence(side, texts) for side in sides]
     if any(isinstance(op, ast.In | ast.NotIn) for op in node.ops):
-        return any(map(_is_sentence, sides))
-    return any(map(_is_sentence, sides)) and any(map(_is_word, sides))
+        return any(is_sentence)
+    return any(is_sentence) and any(map(_is_word, sides))
+
+
+def _decisions_on_sentences(tree: ast.AST) -> set[ast.expr]:
+    nodes = list(ast.walk(tree))
+    found = {node for node in nodes if isinstance(node, ast.expr) and _decides_on_a_sentence(node)}
+    for function in nodes:
+        if isinstance(function, ast.FunctionDef) and (texts := _names_of_sentences(function)):
+            found |= {n for n in ast.walk(function) if isinstance(n, ast.expr) and _decides_on_a_sentence(n, texts)}
+    return found
 
 
 def test_no_decision_depends_on_our_own_text() -> None:
@@ -285,10 +315,23 @@ def test_no_decision_depends_on_our_own_text() -> None:
         f"{relative}:{node.lineno}: {ast.unparse(node)}"
         for path in _modules()
         if (relative := str(path.relative_to(SOURCE))) not in MAY_READ_SENTENCES
-        for node in _nodes(path)
-        if isinstance(node, ast.expr) and _decides_on_a_sentence(node)
+        for node in _decisions_on_sentences(_nodes(path)[0])
     }
     assert found == set()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return run.reason == 'lost'",
+        "return [text for text in run.warnings if not text.startswith(over)]",
+        "for text in run.notes:\n        if 'lost' in text: return text",
+        "last = run.warnings[-1]\n    return last == LOST",
+    ],
+)
+def test_a_decision_on_a_text_is_found_through_a_variable_too(body: str) -> None:
+    assert _decisions_on_sentences(ast.parse(f"def chosen(run, over):\n    {body}"))
+    assert not _decisions_on_sentences(ast.parse("def said(run):\n    return [text for text in run.warnings if text]"))
 
 
 EDITED = re.compile(r"(View|Shown\w*|Headline\w*|Finding|FindingRecord|Diagnosis|Claim|Verdict|Tile)$")

@@ -20,6 +20,21 @@ SCHEMA_VERSION = 1
 LARGEST_BYTES = 64 << 20
 # What Linux and macOS take at most, in bytes.
 LONGEST_PATH, LONGEST_NAME = 4096, 255
+# The id of a warning that says how the last start ended: over when the run is resumed.
+LAST_START = "last_start"
+
+
+def left_out(stage: str) -> str:
+    """The id of the warning that the earlier result of a stage is not part of the run."""
+    return f"left_out.{stage}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunWarning:
+    """A warning of a run, and by which id a resumed run recognises it; most need none."""
+
+    text: str
+    id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +42,8 @@ class RunManifest:
     """One run. Paths of files are relative to the run directory, so a run can be moved or zipped.
 
     `signature` identifies whose run it is (`system/trust.py`); empty in runs that have none. `first_verdict_s` is when
-    the first verdict was reported, counted from the start of the run; None where none was.
+    the first verdict was reported, counted from the start of the run; None where none was. `warning_ids` are those of
+    `warnings`, one each; there are none in runs that did not record them.
     """
 
     run_id: str
@@ -39,12 +55,28 @@ class RunManifest:
     user_dir: str = ""
     stages: tuple[StageRecord, ...] = ()
     warnings: tuple[str, ...] = ()
+    warning_ids: tuple[str, ...] = ()
     signature: str = ""
     first_verdict_s: float | None = None
     schema_version: int = field(default=SCHEMA_VERSION)
 
     def stage(self, name: str) -> StageRecord | None:
         return next((s for s in self.stages if s.name == name), None)
+
+    @property
+    def warned(self) -> tuple[RunWarning, ...]:
+        """The warnings with their ids; those of a run that recorded no ids are not among them."""
+        pairs = zip(self.warnings, self.warning_ids, strict=False)
+        return tuple(RunWarning(text=text, id=known_as) for text, known_as in pairs)
+
+    def warn(self, *warnings: RunWarning) -> "RunManifest":
+        """A copy with these warnings too."""
+        unknown = ("",) * (len(self.warnings) - len(self.warning_ids))
+        return replace(
+            self,
+            warnings=(*self.warnings, *(warning.text for warning in warnings)),
+            warning_ids=(*self.warning_ids, *unknown, *(warning.id for warning in warnings)),
+        )
 
     def with_stage(self, record: StageRecord) -> "RunManifest":
         """A copy with this stage's record put instead of an older one of the same name, or appended."""

@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +11,15 @@ from typing import Any
 
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.host import Host
-from llm_perf_opt.core.manifest import RunManifest, read_manifest, strict_json, write_json, write_manifest
+from llm_perf_opt.core.manifest import (
+    LAST_START,
+    RunManifest,
+    RunWarning,
+    read_manifest,
+    strict_json,
+    write_json,
+    write_manifest,
+)
 from llm_perf_opt.core.names import BUSY_GPUS, MANIFEST_FILE
 from llm_perf_opt.core.stage import CommandRunner, StageContext, preview_of
 from llm_perf_opt.core.units import format_bytes
@@ -233,7 +241,7 @@ class Job:
         except OSError as error:
             self.free_room()
             text = f"{NO_REPORTS} ({in_words(error)}); `llm-perf report {root}` writes them"
-            failed = replace(manifest, status="failed", warnings=(*manifest.warnings, text))
+            failed = replace(manifest, status="failed").warn(RunWarning(text=text, id=LAST_START))
             write_manifest(root, failed, self.redactor)
             raise ProfilingError(text) from error
 
@@ -257,7 +265,7 @@ class Job:
             done = upload(root, place)
         except ProfilingError as error:
             # A sweep reads from the manifest whether a job is to be done again; its stages will be reused.
-            failed = replace(manifest, status="failed", warnings=(*manifest.warnings, str(error)))
+            failed = replace(manifest, status="failed").warn(RunWarning(text=str(error), id=LAST_START))
             write_manifest(root, failed, self.redactor)
             raise
         self.console.say(f"sent to {done.url}: {done.files} files, {format_bytes(done.size_bytes)}")
@@ -272,10 +280,7 @@ class Job:
             overrides=self.overrides,
             user_dir=str(self.config.user_dir),
             stages=self.carried.stages,
-            warnings=tuple(
-                dict.fromkeys([*([] if self.on_cpu is None else [self.on_cpu]), *self.notes, *self.carried.warnings])
-            ),
-        )
+        ).warn(*self._warnings())
         # The mark is of what is written, where secrets are redacted.
         recorded = replace(manifest, overrides=self.redactor.words(self.overrides))
         manifest = replace(manifest, signature=sign(recorded, os.environ))
@@ -293,11 +298,16 @@ class Job:
             begun=self.created_at,
         )
 
+    def _warnings(self) -> Iterable[RunWarning]:
+        """Those of this start, then those of the earlier ones, each once."""
+        texts = (*(() if self.on_cpu is None else (self.on_cpu,)), *self.notes)
+        return dict.fromkeys((*(RunWarning(text=text) for text in texts), *self.carried.warnings))
+
     def _show_plan(self) -> None:
         names = " → ".join(step.name for step in self.plan.stages)
         self.console.say(f"run {self.artifacts.root}: {names}{'' if self.on_cpu is None else f' ({self.on_cpu})'}")
         cannot = (f"cannot run: {problem}" for problem in self.problems)
-        warned = (text for text in self.carried.warnings if text != self.on_cpu)
+        warned = (warning.text for warning in self.carried.warnings if warning.text != self.on_cpu)
         for text in (*warned, *cannot, *(f"note: {note}" for note in self.notes)):
             self.console.say(text)
         for step in self.plan.stages:

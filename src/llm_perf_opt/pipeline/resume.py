@@ -26,7 +26,7 @@ from llm_perf_opt.config.legacy import override_key
 from llm_perf_opt.config.load import validate
 from llm_perf_opt.config.schema import AppConfig, StageConfig
 from llm_perf_opt.core.host import Host
-from llm_perf_opt.core.manifest import RunManifest, read_manifest
+from llm_perf_opt.core.manifest import LAST_START, RunManifest, RunWarning, left_out, read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE, PLAN_FILE, SYNC_FILE
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.core.stage import Stage
@@ -193,19 +193,20 @@ class Carried:
     """What a run starts with. `warnings` name the stages that were left out and why."""
 
     stages: tuple[StageRecord, ...] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[RunWarning, ...] = ()
 
 
 def carry_over(previous: RunManifest | None, config: AppConfig, stages: Mapping[str, Stage], host: Host) -> Carried:
     """The earlier records that are results of this configuration; those of other settings would mix two runs in one.
 
-    A planned stage reports why it runs again, so only stages that are not enabled now are warned about.
+    A planned stage reports why it runs again, so only stages that are not enabled now are warned about. Warnings of a
+    version that gave them no ids are not repeated: of another version no result stays that they could be about.
     """
     if previous is None:
         return Carried()
     kept: list[StageRecord] = []
-    over = (COULD_NOT_GO_ON, NO_REPORTS, SYNC, *(f"{name}: " for name in config.stages))
-    said = [text for text in previous.warnings if not text.startswith(over)]
+    over = {LAST_START, *map(left_out, config.stages)}
+    said = [warning for warning in previous.warned if warning.id not in over]
     for record in previous.stages:
         stale = _why_stale(record, previous, config, stages, host)
         if record.name in config.stages:
@@ -215,7 +216,8 @@ def carry_over(previous: RunManifest | None, config: AppConfig, stages: Mapping[
         if reason is None:
             kept.append(record)
         else:
-            said.append(f"{record.name}: left out of this run because {reason}; its files stay in {record.name}/")
+            text = f"{record.name}: left out of this run because {reason}; its files stay in {record.name}/"
+            said.append(RunWarning(text=text, id=left_out(record.name)))
     return Carried(stages=tuple(kept), warnings=tuple(dict.fromkeys(said)))
 
 
@@ -245,8 +247,7 @@ def _settings(stage: Stage, config: AppConfig) -> StageConfig | None:
 
 
 KEY = "run.resume"
-# How warnings begin that are over when the run is resumed.
-COULD_NOT_GO_ON, NO_REPORTS, SYNC = "the run could not continue", "the reports could not be written", "artifacts.sync: "
+COULD_NOT_GO_ON, NO_REPORTS = "the run could not continue", "the reports could not be written"
 TRUST = "run.trust"
 
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.host import Host
-from llm_perf_opt.core.manifest import RunManifest, write_manifest
+from llm_perf_opt.core.manifest import LAST_START, RunManifest, RunWarning, write_manifest
 from llm_perf_opt.core.names import BUILT_IN, CLEAN_PASS_ORDER, HOST_SAMPLES
 from llm_perf_opt.core.records import CommandRecord, StageFile, StageOutput, StageRecord, StageStatus
 from llm_perf_opt.core.stage import CommandRunner, StageContext, StageFailed
@@ -131,7 +131,7 @@ def execute(run: RunInput) -> RunManifest:
         # A full disk, most likely: what is recorded so far stays, and the next start continues from there.
         run.free_room()
         reason = f"{COULD_NOT_GO_ON}: {in_words(error)}"
-        broken = replace(manifest, status="failed", warnings=(*manifest.warnings, reason))
+        broken = replace(manifest, status="failed").warn(RunWarning(text=reason, id=LAST_START))
         try:
             save(_skip_rest(broken, run.plan, reason))
         except OSError as again:

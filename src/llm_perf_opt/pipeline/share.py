@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from llm_perf_opt.core.manifest import RunManifest, read_manifest, write_json, write_manifest
+from llm_perf_opt.core.manifest import RunManifest, RunWarning, read_manifest, write_json, write_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.errors import ConfigError, ProfilingError
@@ -113,8 +113,8 @@ def shared_copy(
             replace(stage, files=tuple(file for file in stage.files if _is_here(file.path, folder)))
             for stage in clean.stages
         )
-        warnings = (*clean.warnings, document.sentence)
-        write_manifest(folder, replace(clean, stages=stages, warnings=warnings), redactor)
+        clean = replace(clean, stages=stages).warn(RunWarning(text=document.sentence))
+        write_manifest(folder, clean, redactor)
         write_json(folder / SHARED_FILE, document)
         write_reports(folder)
         # What is made from redacted files holds nothing; if it did, nothing may leave.

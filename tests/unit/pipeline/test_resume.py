@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.config.schema import AppConfig, StageConfig
-from llm_perf_opt.core.manifest import RunManifest
+from llm_perf_opt.core.manifest import LAST_START, RunManifest, RunWarning, left_out
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.core.stage import Stage
 from llm_perf_opt.pipeline.compose import compose_config, type_config
@@ -29,7 +29,7 @@ def configure(*overrides: str) -> AppConfig:
     return type_config(compose_config([*base, *overrides]), user_dir=Path("/"))
 
 
-def earlier_run(config: AppConfig, *, warnings: tuple[str, ...] = ()) -> RunManifest:
+def earlier_run(config: AppConfig, *warnings: RunWarning) -> RunManifest:
     """A run in which every enabled stage went well."""
     records = [
         StageRecord(name=name, status="ok", fingerprint=fingerprint(STAGES[name], settings, config, HOST))
@@ -42,8 +42,7 @@ def earlier_run(config: AppConfig, *, warnings: tuple[str, ...] = ()) -> RunMani
         config=config.resolved,
         environment={},
         stages=tuple(records),
-        warnings=warnings,
-    )
+    ).warn(*warnings)
 
 
 def test_a_run_that_is_not_resumed_starts_with_nothing() -> None:
@@ -68,7 +67,7 @@ def test_the_result_of_a_stage_that_is_disabled_now_stays_while_its_settings_do(
 def test_the_result_of_a_stage_that_is_disabled_now_goes_with_what_it_depends_on(override: str, reason: str) -> None:
     carried = carry_over(earlier_run(configure()), configure(STATIC_OFF, NSYS_ON, override), STAGES, HOST)
     text = f"static_analysis: left out of this run because {reason}; its files stay in static_analysis/"
-    assert carried == Carried(warnings=(text,))
+    assert carried == Carried(warnings=(RunWarning(text=text, id=left_out("static_analysis")),))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +87,8 @@ def test_the_result_of_a_stage_that_is_off_and_lacks_a_setting_now_goes() -> Non
     stages: dict[str, Stage] = {**STAGES, "static_analysis": DemandingStage()}
     reason = "its present settings are not valid (pipeline.static_analysis)"
     text = f"static_analysis: left out of this run because {reason}; its files stay in static_analysis/"
-    assert carry_over(earlier_run(configure()), config, stages, HOST) == Carried(warnings=(text,))
+    warning = RunWarning(text=text, id=left_out("static_analysis"))
+    assert carry_over(earlier_run(configure()), config, stages, HOST) == Carried(warnings=(warning,))
 
 
 def test_a_key_only_the_new_version_has_is_no_change_of_anything_the_user_set() -> None:
@@ -103,17 +103,17 @@ def test_a_key_only_the_new_version_has_is_no_change_of_anything_the_user_set() 
 
 
 def test_what_another_model_changes_most_is_named_first() -> None:
-    (text,) = carry_over(
+    (warning,) = carry_over(
         earlier_run(configure()), configure(STATIC_OFF, NSYS_ON, "model=deepseek_v2_tiny"), STAGES, HOST
     ).warnings
-    assert "model.name: 'llama_tiny' -> 'deepseek_v2_tiny'; model.geometry." in text
-    assert " more); its files stay" in text
+    assert "model.name: 'llama_tiny' -> 'deepseek_v2_tiny'; model.geometry." in warning.text
+    assert " more); its files stay" in warning.text
 
 
 def test_a_stage_whose_plug_in_is_gone_is_left_out() -> None:
     without = {"nsys": NSYS}
     carried = carry_over(earlier_run(configure()), configure(STATIC_OFF, NSYS_ON), without, HOST)
-    assert [text.partition(";")[0] for text in carried.warnings] == [
+    assert [warning.text.partition(";")[0] for warning in carried.warnings] == [
         "static_analysis: left out of this run because its plug-in cannot be loaded now"
     ]
 
@@ -124,9 +124,22 @@ def test_the_old_result_of_a_stage_that_will_run_again_is_not_carried_and_not_wa
 
 
 def test_a_warning_stays_until_its_stage_is_enabled_again() -> None:
-    previous = earlier_run(configure(STATIC_OFF, NSYS_ON), warnings=("static_analysis: left out",))
-    assert carry_over(previous, configure(STATIC_OFF, NSYS_ON), STAGES, HOST).warnings == previous.warnings
-    assert carry_over(previous, configure(NSYS_ON), STAGES, HOST).warnings == ()
+    gone = RunWarning(text="of the first pass", id=left_out("static_analysis"))
+    # As a stage's own would begin, which decides nothing.
+    other = RunWarning(text="nsys: the run could not continue")
+    previous = earlier_run(configure(STATIC_OFF, NSYS_ON), gone, other)
+    assert carry_over(previous, configure(STATIC_OFF, NSYS_ON), STAGES, HOST).warnings == (gone, other)
+    assert carry_over(previous, configure(NSYS_ON), STAGES, HOST).warnings == (other,)
+
+
+def test_what_stopped_the_last_start_is_over_and_warnings_without_ids_are_not_repeated() -> None:
+    config = configure(NSYS_ON)
+    stopped = earlier_run(config, RunWarning(text="the disk was full", id=LAST_START))
+    assert stopped.warnings == ("the disk was full",)
+    older = replace(stopped, warning_ids=())
+    assert [carry_over(run, config, STAGES, HOST).warnings for run in (stopped, older)] == [(), ()]
+    kept = RunWarning(text="kept")
+    assert older.warn(kept).warned == (RunWarning(text="the disk was full"), kept)
 
 
 def _attempt(second: int) -> StageRecord:
