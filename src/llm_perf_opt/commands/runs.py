@@ -31,12 +31,8 @@ WIDE = 110
 MIGRATE = "old layout: python scripts/migrate-run-layout.py --dry-run {path}"
 
 
-def find_runs(root: Path) -> list[RunRow]:
-    """Every run below a directory, oldest first; sweeps are inspected."""
-    return _rows(LocalFolder(root=root))
-
-
 def _rows(folder: RunFolder) -> list[RunRow]:
+    """Every run below a folder, oldest first; sweeps are inspected."""
     listed = list_runs(folder, kind="row", say=_say)
     unread = [_unread(folder, place, note) for place, note in listed.unread.items()]
     rows = [*listed.rows.values(), *unread]

@@ -107,11 +107,6 @@ class DifferenceWaterfall:
     candidate_ms: float
     steps: tuple[WaterfallStep, ...]
 
-    @property
-    def adds_up(self) -> bool:
-        total = self.base_ms + math.fsum(step.difference_ms for step in self.steps)
-        return math.isclose(total, self.candidate_ms, rel_tol=1e-9, abs_tol=1e-9)
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Pooled:

@@ -9,7 +9,6 @@ from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.capture.readers.nsys_stats import (
     KernelSummary,
     SummaryRow,
-    parse_kernel_summary,
     parse_stats,
     read_kernel_summary,
 )
@@ -58,7 +57,7 @@ def test_every_published_summary_is_read_to_the_last_column(name: str) -> None:
 def test_a_row_is_read_whole_also_when_its_name_holds_commas_and_quotes() -> None:
     row = '95.0,"33,696",1,33696.0,33696.0,33696,33696,0.0,"void f<1, ""x"">(int, T2)"'
     text = f"Processing [a.sqlite] with [gpukernsum.py]...\n{HEAD}\n{row}\n\n"
-    assert parse_kernel_summary(text, source="a.csv") == (
+    assert parse_stats(text, source="a.csv").rows == (
         SummaryRow(
             name='void f<1, "x">(int, T2)',
             instances=1,
@@ -94,7 +93,7 @@ def test_a_row_is_read_whole_also_when_its_name_holds_commas_and_quotes() -> Non
 )
 def test_a_damaged_summary_is_refused_with_its_place(text: str, words: str) -> None:
     with pytest.raises(ParseError, match=words):
-        parse_kernel_summary(text, source="a.csv")
+        parse_stats(text, source="a.csv")
 
 
 ROW = SummaryRow(
@@ -173,7 +172,7 @@ def test_another_report_is_refused_by_its_name(text: str, words: str) -> None:
 
 def test_a_summary_of_2021_is_read_without_the_medians_it_does_not_have() -> None:
     text = "Time(%),Total Time (ns),Instances,Average,Minimum,Maximum,Name\n100.0,30,2,15.0,10,20,k\n"
-    rows = parse_kernel_summary(text, source="a.csv")
+    rows = parse_stats(text, source="a.csv").rows
     (kernel,) = to_kernel_rows(rows, source="a.csv")
     assert (kernel.instances, kernel.total_ns, kernel.avg_ns, kernel.med_ns, kernel.min_ns) == (2, 30, 15.0, None, 10)
     assert kernel.stddev_ns is None
@@ -183,7 +182,7 @@ def test_a_summary_of_2021_is_read_without_the_medians_it_does_not_have() -> Non
 def test_a_kernel_without_its_longest_time_is_not_complete() -> None:
     text = "Time(%),Total Time (ns),Instances,Average,Minimum,Name\n100.0,30,2,15.0,10,k\n"
     with pytest.raises(ParseError, match="the row of 'k' is not complete"):
-        to_kernel_rows(parse_kernel_summary(text, source="a.csv"), source="a.csv")
+        to_kernel_rows(parse_stats(text, source="a.csv").rows, source="a.csv")
 
 
 def test_a_summary_of_all_gpu_work_beside_that_of_kernels_counts_nothing_twice() -> None:
@@ -191,12 +190,12 @@ def test_a_summary_of_all_gpu_work_beside_that_of_kernels_counts_nothing_twice()
 
 
 def test_a_name_of_four_megabytes_is_cut() -> None:
-    (row,) = parse_kernel_summary(f"{HEAD}\n1,2,3,4,5,6,7,8,{'x' * (4 << 20)}\n", source="a.csv")
+    (row,) = parse_stats(f"{HEAD}\n1,2,3,4,5,6,7,8,{'x' * (4 << 20)}\n", source="a.csv").rows
     assert row.name == "x" * 4096 + "…"
 
 
 def test_a_summary_by_launch_shape_is_put_together_by_name() -> None:
-    rows = parse_kernel_summary(f"{HEAD}\n50,30,2,15,15,10,20,7.0710678,k\n50,40,1,40,40,40,40,0,k\n", source="a.csv")
+    rows = parse_stats(f"{HEAD}\n50,30,2,15,15,10,20,7.0710678,k\n50,40,1,40,40,40,40,0,k\n", source="a.csv").rows
     (kernel,) = to_kernel_rows(rows, source="a.csv")
     assert (kernel.instances, kernel.total_ns, kernel.min_ns, kernel.max_ns, kernel.med_ns) == (3, 70, 10, 40, None)
     # Of 10, 20 and 40.

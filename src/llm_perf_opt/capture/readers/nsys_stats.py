@@ -137,11 +137,6 @@ def read_kernel_summary(path: Path) -> tuple[SummaryRow, ...]:
     return read_stats(path).rows
 
 
-def parse_kernel_summary(text: str, *, source: str) -> tuple[SummaryRow, ...]:
-    """As `read_kernel_summary`, from the text."""
-    return parse_stats(text, source=source).rows
-
-
 def read_stats(path: Path) -> KernelSummary:
     """The kernel summary in a file, and notes on it."""
     try:
