@@ -2,13 +2,17 @@
 
 import base64
 import json
+import random
 import re
+import zlib
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from llm_perf_opt.cli import main
+from llm_perf_opt.report.render.html import RAW_DEFLATE
 from llm_perf_opt.report.write import write_reports
 from tests.support.browser import Browser, chromium
 from tests.support.report_runs import HOSTILE, analyze_h200, capture, hostile_run, stage, write_run
@@ -49,6 +53,22 @@ def test_the_page_opens_without_a_message_and_without_a_request(browser: Browser
     assert browser.text("#verdict").startswith("Launch-bound decode")
     # Ready in under 1 s on an idle machine (benchmarks/report.py); a busy one gets three times as long.
     assert browser.run("return window.reportReadyMs") < 3000
+
+
+@pytest.mark.parametrize("level", [0, 1, 9])
+def test_the_script_unpacks_what_was_packed(browser: Browser, level: int) -> None:
+    noise = random.Random(level)
+    texts = [b"", b"short", 90_000 * b"a", noise.randbytes(70_000)]
+    texts.append(b"".join(b"%d, " % noise.randint(0, 10 ** noise.randint(1, 9)) for _ in range(30_000)))
+    script = (files("llm_perf_opt.report") / "templates" / "js" / "inflate.js").read_text(encoding="utf-8")
+    for text in texts:
+        packed = zlib.compress(text, level, wbits=RAW_DEFLATE)
+        given = [base64.b64encode(packed).decode(), len(text), base64.b64encode(text).decode()]
+        bytes_of = (
+            "const b = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0)), [packed, size, text] = arguments;"
+        )
+        same = "const found = inflate(b(packed), size); return b(text).every((byte, i) => byte === found[i]);"
+        assert browser.run(f"{script}{bytes_of}{same}", *given)
 
 
 def test_a_column_is_sorted_by_mouse_and_by_keyboard(browser: Browser) -> None:

@@ -18,11 +18,13 @@ from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.pipeline.provenance import ENVIRONMENT_FILE
+from llm_perf_opt.report.render.html import unpack
 from llm_perf_opt.report.write import RENDERERS, TRACE, write_reports
 from llm_perf_opt.system.files import read_limited, read_unpacked, write_whole
 from llm_perf_opt.system.redact import Redactor
 
 SHARED_FILE = "shared.json"
+PAGE = RENDERERS[0][0]
 # Roles of files that hold the environment of a whole program, and are large.
 CAPTURES = frozenset({"trace", "nsys_report", "nsys_sqlite", "ncu_report"})
 # Roles of files that hold prompts and answers.
@@ -92,7 +94,7 @@ def share_zip(run_dir: Path, target: Path, environ: Mapping[str, str], *, with_c
 def share_page(run_dir: Path, target: Path, environ: Mapping[str, str]) -> SharedDocument:
     """Write the report page of the copy alone."""
     with shared_copy(run_dir, environ, with_captures=False) as (folder, document):
-        write_whole(target, (folder / RENDERERS[0][0]).read_bytes())
+        write_whole(target, (folder / PAGE).read_bytes())
     return document
 
 
@@ -119,6 +121,9 @@ def shared_copy(
         write_reports(folder)
         # What is made from redacted files holds nothing; if it did, nothing may leave.
         leaks = [path.relative_to(folder).as_posix() for path in _files(folder) if redactor.holds(path)]
+        data = Path(scratch, "data.json")
+        data.write_bytes(unpack((folder / PAGE).read_bytes()))
+        leaks += [PAGE] if redactor.holds(data) else []
         if leaks:
             raise ProfilingError(f"{run_dir}: {', '.join(leaks)} would still hold a secret, so nothing was written")
         yield folder, document

@@ -16,6 +16,7 @@ from llm_perf_opt.model.static.parts import Model
 from llm_perf_opt.planning.planning_rows import predictions
 from llm_perf_opt.planning.predict_request import parse_request
 from llm_perf_opt.planning.subject import subjects
+from llm_perf_opt.report.render.html import unpack
 from tests.support.report_runs import analyze_h200
 
 CATALOGUE = load_catalogue(conf_dir() / "hardware")
@@ -99,8 +100,7 @@ def test_the_page_of_a_capture_offers_the_choices_with_the_run_itself_chosen(tmp
     assert static["what_if"]["gpus"][0] == "h200"
     assert '<option value="0" selected>h200 (this run)</option><option value="1">b200</option>' in page
     assert page.count('data-predicted="bound" hidden') == page.count('data-predicted="time" hidden') == 2
-    packed = page.split('<script type="application/json" id="data">')[1].split("</script>")[0]
-    rows = json.loads(packed)["what_if"]["rows"]
+    rows = json.loads(unpack(page.encode()))["what_if"]["rows"]
     assert len(rows) == len(static["what_if"]["points"])
     first = static["what_if"]["points"][0]["times"]["decode"]
     assert rows[0][1][1] == [first[key] for key in ("bound", "low", "mid", "high")]

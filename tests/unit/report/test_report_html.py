@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.units import digits, format_bytes, format_factor, format_ms, format_percent
-from llm_perf_opt.report.render.html import json_for_script
+from llm_perf_opt.report.render import html
 from llm_perf_opt.report.view.timeline_view import pack
 from tests.support.report_runs import analyze_h200
 
@@ -72,7 +72,7 @@ def test_ids_are_unique_and_every_input_has_a_label(page: str) -> None:
 
 
 def test_the_page_is_whole_without_its_script(page: str) -> None:
-    shown = re.sub("</?abbr[^>]*>", "", page.split('<script type="application/json"')[0])
+    shown = re.sub("</?abbr[^>]*>", "", page.split('<script type="application/octet-stream"')[0])
     for text in (
         "Launch-bound decode",
         "15.13 ms",
@@ -90,16 +90,17 @@ def test_both_schemes_print_and_colour_safe_classes_are_styled(page: str) -> Non
         assert text in page
 
 
-def test_data_for_the_script_cannot_end_it() -> None:
-    text = json_for_script({"name": "</script><!-- \u2028"})
-    assert "<" not in text and "\u2028" not in text
-    assert json.loads(text) == {"name": "</script><!-- \u2028"}
+def test_data_for_the_script_cannot_end_it_or_turn_text_around() -> None:
+    names = {"name": "</script><!-- \u2028", "kernel": 400 * "at::native::", "turned": "\u202e", "half": "\udc80"}
+    packed = html.pack(names)
+    assert "<" not in packed.text and len(packed.text) < packed.size_bytes / 10
+    data = html.unpack(f'<script id="data" data-bytes="1">{packed.text}</script>'.encode())
+    assert len(data) == packed.size_bytes and b"\\u202e" in data
+    assert json.loads(data) == names
 
 
 def test_the_data_holds_every_kernel_and_event(page: str) -> None:
-    text = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
-    assert text is not None
-    data = json.loads(text[1])
+    data = json.loads(html.unpack(page.encode()))
     kernels = [dict(zip(data["kernels"]["fields"], row, strict=True)) for row in data["kernels"]["rows"]]
     # Of the steady state: the kernels that only filled the weights with numbers are none of it.
     assert len(kernels) == 39

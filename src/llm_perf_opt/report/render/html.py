@@ -1,6 +1,8 @@
 """report.html: one file that opens offline, styles, script and data inside it."""
 
+import base64
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -29,12 +31,15 @@ from llm_perf_opt.report.view.kernels_view import VIEWS, KernelsView
 from llm_perf_opt.report.view.report_view import ReportView
 from llm_perf_opt.report.view.timeline_view import Jump, TimelineView, Track
 from llm_perf_opt.report.view.what_if_view import Times, WhatIfView
+from llm_perf_opt.system.terminal import printable
 
 PACKAGE = "llm_perf_opt.report"
 ROWS_WITHOUT_SCRIPT = 40
 # In this order: each uses what is before it.
-SCRIPTS = ("base", "tables", "kernels", "what_if", "roofline", "timeline", "flame", "start")
+SCRIPTS = ("inflate", "base", "tables", "kernels", "what_if", "roofline", "timeline", "flame", "start")
 FINDINGS_OPEN = 3
+# Of zlib: without its header, which says nothing to the script.
+RAW_DEFLATE = -15
 
 
 def render_html(view: ReportView) -> str:
@@ -57,7 +62,7 @@ def render_html(view: ReportView) -> str:
         layout=layout_roofline(view.roofline),
         style=Markup(_text("report.css")),
         script=Markup(page_script()),
-        data=Markup(json_for_script(msgspec.to_builtins(page_data(view)))),
+        data=pack(msgspec.to_builtins(page_data(view))),
         columns=columns,
         measured=[column for column in columns if column.is_first],
         has_modules=any(row.module for row in view.kernels.rows),
@@ -105,10 +110,26 @@ def page_script() -> str:
     return f'"use strict";\n(() => {{\n{parts}\n}})();\n'
 
 
-def json_for_script(data: Any) -> str:
-    """JSON that cannot end a script element or start a comment, whatever names it holds."""
+@dataclass(frozen=True, kw_only=True)
+class PackedData:
+    """Data for the script: `text` is JSON of `size_bytes`, compressed, in letters that end no element of the page."""
+
+    text: str
+    size_bytes: int
+
+
+def pack(data: Any) -> PackedData:
+    """Names and digits repeat: a page of thousands of kernels halves. What no page may hold is marked before."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    plain = printable(text).encode("utf-8", "backslashreplace")
+    packed = zlib.compress(plain, wbits=RAW_DEFLATE)
+    return PackedData(text=base64.b64encode(packed).decode("ascii"), size_bytes=len(plain))
+
+
+def unpack(page: bytes) -> bytes:
+    """The JSON in a page."""
+    text = page.split(b'id="data"', 1)[1].split(b">", 1)[1].split(b"<", 1)[0]
+    return zlib.decompress(base64.b64decode(text), wbits=RAW_DEFLATE)
 
 
 @dataclass(frozen=True, kw_only=True)

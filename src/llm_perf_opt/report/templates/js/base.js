@@ -1,6 +1,11 @@
 /* Elements, data, numbers as the markdown writes them, what the address remembers, and one tooltip. */
 const $ = (id) => document.getElementById(id);
-const data = JSON.parse($("data").textContent);
+const bytesOf = (base64) => {
+  const text = atob(base64), found = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) found[i] = text.charCodeAt(i);
+  return found;
+};
+const data = JSON.parse(new TextDecoder().decode(inflate(bytesOf($("data").textContent), Number($("data").dataset.bytes))));
 const body = document.body;
 
 /* numbers, the same way as in the markdown */
