@@ -176,7 +176,7 @@ def _saves(group: Sequence[Finding], facts: RunFacts) -> str:
         return NO_TIME
     if first.scope == PROGRAM and first.floor_ns is None:
         once = ", a one-time cost" if first.is_one_time else ""
-        return f"saves up to {format_ms(first.saves_ms)}{once}"
+        return f"affects {format_ms(first.saves_ms)}{once}"
     request = _in_requests(group, facts)
     return f"up to {_steps(group)}" if request is None else f"up to {format_ms(request)} per request"
 
