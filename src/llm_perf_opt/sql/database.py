@@ -9,7 +9,7 @@ A view is read when a statement names it. Until then it can be described and giv
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, Timer
@@ -139,10 +139,12 @@ def connect_locked(limits: SqlLimits = DEFAULT_LIMITS) -> "duckdb.DuckDBPyConnec
         "python_scan_all_frames": "false",
         # Columns of Python texts are texts, whatever their first values look like.
         "pandas_analyze_sample": 0,
-        # In interactive sessions DuckDB prints one between the output of the program.
-        "enable_progress_bar": "false",
         "lock_configuration": "true",
     }
+    # In interactive sessions DuckDB prints a progress bar between the output of the program. A notebook without
+    # ipywidgets has none, and refuses the setting.
+    with suppress(duckdb.InvalidInputException):
+        connection.execute("SET enable_progress_bar = false")
     for name, value in settings.items():
         connection.execute(f"SET {name} = {value}")
     return connection

@@ -287,7 +287,7 @@ def test_results_without_room_are_named_with_the_way_to_see_them(capsys: pytest.
     asked = ["predict", "model=llama3_1b,llama3_70b", "hardware=h200,l40s", *(f"workload.{text}" for text in lists)]
     assert main(asked) == 0
     out = capsys.readouterr().out
-    assert "request ms, max batch: --wide shows them" in " ".join(out.split())
+    assert "request ms, max batch (--wide, --csv and --json have them)" in " ".join(out.split())
     assert max(len(line) for line in out.splitlines()) <= 80
 
 

@@ -332,7 +332,7 @@ def test_a_sample_that_runs_out_of_memory_leaves_what_was_allocated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_HUGE_BYTES", str(1 << 50))
-    with pytest.raises(ProfilingError, match="none of the 1 sample"):
+    with pytest.raises(ProfilingError, match="none of 1 sample could be run"):
         run_watched(tmp_path, monkeypatch, "1 2 3")
     out = tmp_path / "memory"
     found = msgspec.json.decode((out / "out_of_memory.json").read_bytes(), type=MemoryDocument)

@@ -172,11 +172,11 @@ def test_a_busy_capture_without_findings_is_healthy(tmp_path: Path) -> None:
     export = Export()
     export.range("prefill", 0, 1_000_000)
     export.call(1_000, 2_000, 1)
-    export.kernel("gemm", 3_000, 903_000, 1)
+    export.kernel("nvjet_tst_64x8", 3_000, 903_000, 1)
     export.graph(904_000, 999_000, 1)
     assert main(["analyze", "-v", str(export.write(tmp_path / "busy.sqlite")), "-o", str(run)]) == 0
     assert look(run).headline.verdict == (
-        "Healthy: GPU busy 99.9 % of prefill (0.996 ms); GEMM kernels take 90.5 % of it, the hottest is gemm "
+        "Healthy: GPU busy 99.9 % of prefill (0.996 ms); GEMM kernels take 90.5 % of it, the hottest is nvjet_tst_64x8 "
         "(90.5 %). No idle time to speak of: only faster or fewer kernels save time."
     )
 
