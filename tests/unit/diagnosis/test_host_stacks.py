@@ -125,6 +125,17 @@ def test_the_users_function_owns_what_a_library_does_for_it() -> None:
     )
 
 
+def test_a_stack_that_was_cut_off_in_a_generator_gets_the_callers_it_mostly_has() -> None:
+    save = Frame(function="save", file="/home/slow.py", line=5)
+    dumps = Frame(function="dumps", file=f"{LIB}/json/__init__.py", line=238)
+    encode = Frame(function="_iterencode_dict", file=f"{LIB}/json/encoder.py", line=412)
+    wait = Frame(function="wait", file=f"{LIB}/threading.py", line=3)
+    rows = host_rows(
+        [stack(MAIN, save, dumps, encode, samples=4), stack(encode, samples=5), stack(wait, samples=1)], lines()
+    )
+    assert [(row.function, row.samples) for row in rows] == [("save", 9), ("wait", 1)]
+
+
 def test_an_import_is_owned_by_the_package_it_loads() -> None:
     frozen = Frame(function="_find_and_load", file="<frozen importlib._bootstrap>", line=1)
     torch = Frame(function="<module>", file=f"{SITE}/torch/__init__.py", line=40)

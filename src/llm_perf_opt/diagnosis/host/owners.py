@@ -4,7 +4,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path, PurePath
 
@@ -112,7 +112,7 @@ class _Group:
 def host_rows(stacks: Iterable[Stack], line_of: Lines, names_of: Names = no_names) -> tuple[HostRow, ...]:
     """One row for each cell and owner, the most samples first. `line_of` gives a line of source code, or nothing."""
     groups: dict[tuple[str, str, str], _Group] = {}
-    found = [(stack, *owned(stack, line_of, names_of)) for stack in stacks]
+    found = [(stack, *owned(stack, line_of, names_of)) for stack in _completed(tuple(stacks))]
     # What builds a model on the way to loading it again builds it again.
     again = {key for stack, cell, *_ in found if cell == RELOAD for key in _in_loop(stack.frames, names_of)}
     for stack, cell, owner, leaf in found:
@@ -126,6 +126,27 @@ def host_rows(stacks: Iterable[Stack], line_of: Lines, names_of: Names = no_name
             group.texts[line_of(owner.file, owner.line).strip()] += stack.samples
     rows = (_row(key, group) for key, group in groups.items())
     return tuple(sorted(rows, key=lambda row: (-row.samples, row.cell, row.file, row.function)))
+
+
+def _completed(stacks: Sequence[Stack]) -> list[Stack]:
+    """Stacks that a sampler cut off above a library's frame get the callers which that frame mostly has.
+
+    A program that is read while it runs has half a stack where a generator has just been entered or left.
+    """
+    callers: dict[tuple[str, str], Counter[tuple[Frame, ...]]] = {}
+    for stack in stacks:
+        own = next((n for n, frame in enumerate(stack.frames) if not is_library(frame.file)), len(stack.frames))
+        for n, frame in enumerate(stack.frames[own + 1 :], own + 1):
+            if is_library(frame.file):
+                callers.setdefault((frame.function, frame.file), Counter())[stack.frames[:n]] += stack.samples
+    return [_completed_by(stack, callers) for stack in stacks]
+
+
+def _completed_by(stack: Stack, callers: Mapping[tuple[str, str], Counter[tuple[Frame, ...]]]) -> Stack:
+    if not stack.frames or any(not is_library(frame.file) for frame in stack.frames):
+        return stack
+    known = callers.get((stack.frames[0].function, stack.frames[0].file))
+    return stack if known is None else replace(stack, frames=(*known.most_common(1)[0][0], *stack.frames))
 
 
 def _row(key: tuple[str, str, str], group: _Group) -> HostRow:
