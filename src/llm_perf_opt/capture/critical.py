@@ -106,13 +106,15 @@ def _path(name: str, walk: "_Walk") -> CriticalPath:
 class _Capture:
     """A timeline with its GPU work in one table, the kind of each piece, and the calls that wait.
 
-    `thread` is the one for which each call was made; `caused_range` is a range of another thread that owns
-    `caused_call`. A long launch call that returns after its own work has ended waited for it: a copy to memory that is
-    not pinned.
+    `known` is the work whose launch is recorded, `call` that launch. `thread` is the one for which each call was made;
+    `caused_range` is a range of another thread that owns `caused_call`. A long launch call that returns after its own
+    work has ended waited for it: a copy to memory that is not pinned.
     """
 
     timeline: Timeline
     work: Activities
+    known: Ints
+    call: Ints
     kind: Ints
     waits: Flags
     ownership: Ownership
@@ -133,8 +135,7 @@ class _Capture:
             made &= calls.thread == thread
             made[self.caused_call[self.caused_range == index]] = True
         owned = np.zeros(len(self.work), np.bool_)
-        known = np.flatnonzero(self.work.call >= 0)
-        owned[known] = made[self.work.call[known]]
+        owned[self.known] = made[self.call]
         if self.unlaunched.placed and not ranges.process_wide[index]:
             position, owner = self.ownership.with_ancestors(self.unlaunched.owner)
             owned[self.unlaunched.index[position[owner == index]]] = True
@@ -152,25 +153,25 @@ def _capture(timeline: Timeline) -> _Capture:
     known = np.flatnonzero(work.call >= 0)
     call = work.call[known]
     waits = calls.waits.copy()
-    waits[call[(calls.end_ns - calls.start_ns >= BLOCKING_NS)[call] & (work.end_ns[known] <= calls.end_ns[call])]] = (
-        True
-    )
-    kind = (
-        np.where(communication_kernels(timeline), COMMUNICATION, COMPUTE),
-        np.full(len(timeline.graphs), COMPUTE),
-        np.full(len(timeline.copies), COPY),
-    )
+    blocking = np.flatnonzero((calls.end_ns - calls.start_ns >= BLOCKING_NS)[call])
+    blocking = blocking[work.end_ns[known[blocking]] <= calls.end_ns[call[blocking]]]
+    waits[call[blocking]] = True
+    kind = np.full(len(work), COMPUTE, np.int8)
+    kind[: len(timeline.kernels)][communication_kernels(timeline)] = COMMUNICATION
+    kind[len(work) - len(timeline.copies) :] = COPY
     ownership = find_ownership(timeline)
     none = np.zeros(0, np.int64)
-    call, owner = (none, none) if ownership.cause is None else ownership.with_ancestors(ownership.cause)
+    caused, owner = (none, none) if ownership.cause is None else ownership.with_ancestors(ownership.cause)
     return _Capture(
         timeline=timeline,
         work=work,
-        kind=np.concatenate(kind),
+        known=known,
+        call=call,
+        kind=kind,
         waits=waits,
         ownership=ownership,
         thread=ownership.working_thread(timeline),
-        caused_call=call,
+        caused_call=caused,
         caused_range=owner,
         unlaunched=place_unlaunched(timeline, work, ownership),
     )
@@ -192,6 +193,9 @@ class _Walk:
         pick = pick[np.argsort(work.end_ns[pick], kind="stable")]
         self._start, self._end = work.start_ns[pick], work.end_ns[pick]
         self._call, self._kind, self._name = work.call[pick], capture.kind[pick], work.name[pick]
+        # No other calls can matter.
+        calls = capture.timeline.calls
+        self._near = np.flatnonzero((calls.end_ns > start_ns) & (calls.start_ns < self.end_ns))
         self._launches: dict[int, Intervals] = {}
         self._waits: dict[int, tuple[Ints, Ints]] = {}
         self._part = [0] * 8
@@ -279,7 +283,8 @@ class _Walk:
     def _launches_of(self, thread: int) -> Intervals:
         if thread not in self._launches:
             calls = self._timeline.calls
-            mine = np.flatnonzero((self._made_for == thread) & calls.launches & ~self._calls_wait)
+            near = self._near
+            mine = near[(self._made_for[near] == thread) & calls.launches[near] & ~self._calls_wait[near]]
             self._launches[thread] = union(calls.start_ns[mine], calls.end_ns[mine])
         return self._launches[thread]
 
@@ -287,9 +292,10 @@ class _Walk:
         """Starts and ends of the waits of a thread, by end."""
         if thread not in self._waits:
             calls = self._timeline.calls
+            near = self._near
             # What took no time waited for nothing: a trace in whole microseconds has such calls.
-            waited = self._calls_wait & (calls.end_ns > calls.start_ns)
-            mine = np.flatnonzero((self._made_for == thread) & waited & (calls.end_ns > self.start_ns))
+            waited = self._calls_wait[near] & (calls.end_ns[near] > calls.start_ns[near])
+            mine = near[(self._made_for[near] == thread) & waited]
             mine = mine[np.argsort(calls.end_ns[mine], kind="stable")]
             self._waits[thread] = (calls.start_ns[mine], calls.end_ns[mine])
         return self._waits[thread]

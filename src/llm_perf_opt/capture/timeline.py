@@ -133,7 +133,8 @@ class HostEvents:
     def near(self, start: int, end: int) -> Ints:
         """Those that may overlap a time, in the capture's order, found without scanning all of them."""
         order, starts, reach = self._in_time
-        return np.sort(order[reach.searchsorted(start, "right") : starts.searchsorted(end)])
+        found = order[reach.searchsorted(start, "right") : starts.searchsorted(end)]
+        return np.sort(found) if len(found) > 1 else found
 
     @cached_property
     def _in_time(self) -> tuple[Ints, Ints, Ints]:

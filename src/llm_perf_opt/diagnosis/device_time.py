@@ -79,14 +79,11 @@ class DeviceTime:
         A kernel that ends before the host has launched the next one saves no wall time if it gets shorter, unless the
         host waits for it.
         """
-        own: dict[str, int] = {}
         hidden: dict[str, int] = {}
         for part in self._parts:
-            for name, _, _, own_ns in part.by_name(part.own):
-                own[name] = own.get(name, 0) + own_ns
-            for name, _, _, hidden_ns in part.by_name(part.hidden):
+            for name, hidden_ns in part.sums(part.hidden):
                 hidden[name] = hidden.get(name, 0) + hidden_ns
-        return {name: 1.0 - hidden[name] / own_ns for name, own_ns in own.items() if own_ns}
+        return {row.name: 1.0 - hidden[row.name] / row.own_ns for row in self.kernels if row.own_ns}
 
 
 class _Part:
@@ -121,6 +118,13 @@ class _Part:
             for code in np.flatnonzero(count).tolist()
         ]
 
+    def sums(self, time_ns: Ints) -> list[tuple[str, int]]:
+        """Name and the sum of a time."""
+        size = len(self._names)
+        total = np.bincount(self._name, weights=time_ns, minlength=size)
+        count = np.bincount(self._name, minlength=size)
+        return [(self._names[code], int(total[code])) for code in np.flatnonzero(count).tolist()]
+
     @cached_property
     def own(self) -> Ints:
         return exclusive_ns(self._work.start_ns, self._work.end_ns, self._talks)
@@ -147,6 +151,8 @@ class _Part:
         # A launch that returns only when its kernel has ended waits for it.
         returned = np.where(call >= 0, calls.end_ns[call], start) if len(calls) else start
         since, until = np.maximum(start, returned), np.minimum(end, launched)
-        until = np.maximum(until, since)
-        hidden: Ints = until - since - (waiting.covered_before(until) - waiting.covered_before(since))
+        hidden = np.zeros(len(start), np.int64)
+        some = np.flatnonzero(until > since)
+        since, until = since[some], until[some]
+        hidden[some] = until - since - (waiting.covered_before(until) - waiting.covered_before(since))
         return hidden

@@ -102,11 +102,22 @@ class Scope:
         """The same of a cell: that of its kernels by their time; idle time is always on the critical path."""
         if not cells.is_in(cell, cells.COMPUTE) and cell != cells.COMMUNICATION:
             return 1.0
-        mine = [kernel for kernel in self.kernels if self.cell_of_kernel[kernel.name] == cell and kernel.own_ns]
-        total = sum(kernel.own_ns for kernel in mine)
-        if not total:
+        if cell not in self._critical_of_cells:
             return 0.0 if self.evidence is None and self.is_launch_bound else 1.0
-        return sum(kernel.own_ns * self.critical(kernel.name) for kernel in mine) / total
+        return self._critical_of_cells[cell]
+
+    @cached_property
+    def _critical_of_cells(self) -> Mapping[str, float]:
+        """Of cells with kernels."""
+        cells: dict[str, list[KernelTime]] = {}
+        for kernel in self.kernels:
+            if kernel.own_ns:
+                cells.setdefault(self.cell_of_kernel[kernel.name], []).append(kernel)
+        return {
+            cell: sum(kernel.own_ns * self.critical(kernel.name) for kernel in mine)
+            / sum(kernel.own_ns for kernel in mine)
+            for cell, mine in cells.items()
+        }
 
     def at_stake(self, prefixes: Sequence[str]) -> float:
         """The share of some cells that decides when the scope ends."""

@@ -125,6 +125,7 @@ def _named(key: str) -> re.Pattern[str]:
     return re.compile("|".join(_data().names[key]))
 
 
+@lru_cache(maxsize=1 << 14)
 def means(name: str | None, key: str) -> bool:
     """Whether a name is of one kind of `names` in `host_time.toml`."""
     return name is not None and _named(key).search(name) is not None

@@ -29,6 +29,7 @@ AGAIN = 0.5
 # Frames of the interpreter itself are less informative than their caller.
 _BUILT_IN = "<built-in"
 FIRST_USE = Judged(verdict="compilation", cost="first_use")
+_NONE: Ints = np.zeros(0, np.int64)
 STALLS = Judged(verdict="stalls", cost="stall")
 
 
@@ -190,7 +191,7 @@ class HostRecord:
     def has_loaded(self, start: int, end: int, thread: int) -> bool:
         """Whether the thread loaded code onto the GPU in a time."""
         begun, threads = self._loads
-        inside = slice(*np.searchsorted(begun, (start, end)))
+        inside = slice(*begun.searchsorted((start, end)))
         return bool((threads[inside] == thread).any())
 
     def is_only_inside(self, activity: HostActivity, start: int, end: int, thread: int) -> bool:
@@ -292,6 +293,8 @@ class HostRecord:
     ) -> list[tuple[str, int]]:
         """Names and lengths of the events of one kind that cover a time, the shortest (innermost) first."""
         events, index = self._cover(kind, start, end, thread, own=own, share=share)
+        if not len(index):
+            return []
         length = events.end_ns[index] - events.start_ns[index]
         return [(self._names[code], ns) for code, ns in zip(events.name[index].tolist(), length.tolist(), strict=True)]
 
@@ -300,7 +303,7 @@ class HostRecord:
     ) -> tuple[HostEvents, Ints]:
         """The long events of one kind, and which of them cover a time, the shortest first."""
         events = self._long_ones(kind, self._shortest_ns)
-        index = events.near(start, end)
+        index = events.near(start, end) if len(events) else _NONE
         if not len(index):
             return events, index
         overlap = np.minimum(events.end_ns[index], end) - np.maximum(events.start_ns[index], start)

@@ -301,7 +301,9 @@ def _look_into(
             told = record.during(since, until, thread)
             rests = record.rests(told, since, until, thread, one.long_from_ns)
             pieces = [(record.during(*rest, thread), rest) for rest in rests]
-            activity = _by_neighbours(told, record, around, gap=(start, end), part=(since, until), thread=thread)
+            activity = _by_neighbours(
+                told, record, around, gap=(start, end), part=(since, until), thread=thread, after=after
+            )
         tuner = next((name for name in (before, after) if is_tuning(name)), None)
         if tuner is not None and activity.verdict in ("host_work", "unknown"):
             activity = replace(activity, verdict="compilation", cost="autotuning", kind=KERNEL, name=tuner)
@@ -343,6 +345,7 @@ def _by_neighbours(
     gap: tuple[int, int],
     part: tuple[int, int],
     thread: int,
+    after: str | None,
 ) -> HostActivity:
     """What the host did in a part of a gap, corrected by the kernels around it: it built or compiled the next one."""
     start, end = gap
@@ -352,7 +355,6 @@ def _by_neighbours(
         built = around.built_soon(end)
         if built is not None:
             activity = replace(activity, verdict="compilation", cost="jit_compilation", kind=KERNEL, name=built)
-    after = around.of(start, end)[1]
     is_shape = activity.verdict in ("compilation", "stalls") and is_built_per_shape(after)
     if is_shape and not record.is_warming_up(*part, thread):
         activity = replace(activity, verdict="new_shapes", cost="new_shapes", kind=KERNEL, name=after)
@@ -388,8 +390,12 @@ class _StartUps:
         # Where nothing of the thread is known, another of its process may have started something up.
         thread = thread if activity.verdict != "unknown" else -1
         threads = self._threads(thread)
+        inside = self._inside(thread, threads)
+        first = int(inside.end.searchsorted(start, "right"))
+        if first == len(inside.start) or inside.start[first] >= end:
+            return whole
         window = np.array([start, end])
-        start_ns = int(np.diff(self._inside(thread, threads).covered_before(window))[0])
+        start_ns = int(np.diff(inside.covered_before(window))[0])
         if not start_ns:
             return whole
         long_ns = int(np.diff(self._one.long.covered_before(window))[0])

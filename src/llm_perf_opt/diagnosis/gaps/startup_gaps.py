@@ -118,8 +118,7 @@ def find_start_up(timeline: Timeline, maps: Mapping[int, IdleMap]) -> StartUp:
     tuned = _tuned(timeline)
     found.add_operators(timeline.operators, tuned, timeline.operators.end_ns[tuned], AUTOTUNING)
     calls = _calls(timeline, maps, _inside(timeline, timeline.operators, tuned))
-    for index, cost in calls:
-        found.add_call(timeline.calls, index, cost)
+    found.add_calls(timeline.calls, calls)
     found.add_operators(timeline.operators, *_holding(timeline, [index for index, _ in calls]), "first_use")
     return found.made(timeline)
 
@@ -165,13 +164,14 @@ class _Found:
         self.name: list[int] = []
         self.call: list[int] = []
 
-    def add_call(self, calls: Calls, index: int, cost: HostCost) -> None:
-        self.start.append(int(calls.start_ns[index]))
-        self.end.append(int(calls.end_ns[index]))
-        self.thread.append(int(calls.thread[index]))
-        self.name.append(int(calls.name[index]))
-        self.call.append(index)
-        self.cost.append(cost)
+    def add_calls(self, calls: Calls, found: Sequence[tuple[int, HostCost]]) -> None:
+        picked = np.array([index for index, _ in found], np.int64)
+        self.start += calls.start_ns[picked].tolist()
+        self.end += calls.end_ns[picked].tolist()
+        self.thread += calls.thread[picked].tolist()
+        self.name += calls.name[picked].tolist()
+        self.call += picked.tolist()
+        self.cost += [cost for _, cost in found]
 
     def add_operators(self, events: HostEvents, picked: Ints, end_ns: Ints, cost: HostCost) -> None:
         self.start += events.start_ns[picked].tolist()
@@ -187,18 +187,19 @@ class _Found:
         recurs = np.zeros(len(start), np.bool_)
         pairs = list(zip(self.cost, self.name, strict=True))
         row = _Row(timeline) if pairs else None
-        for key in set(pairs):
-            same = np.array([i for i, pair in enumerate(pairs) if pair == key])
+        groups: dict[tuple[HostCost, int], list[int]] = {}
+        for i, pair in enumerate(pairs):
+            groups.setdefault(pair, []).append(i)
+        for key, same in groups.items():
             recurs[same] = row is not None and row.goes_on(end[same])
             if key[0] == AUTOTUNING:
                 steps = _steps_of(timeline, start[same])
                 recurs[same] &= steps is None or steps >= SEARCHED_STEPS
         inside = np.zeros(len(timeline.calls), np.bool_)
-        for i in range(len(start)):
-            if call[i] >= 0:
-                inside[call[i]] = True
-            elif self.cost[i] == AUTOTUNING:
-                calls = timeline.calls
+        inside[call[call >= 0]] = True
+        calls = timeline.calls
+        for i in np.flatnonzero(call < 0).tolist():
+            if self.cost[i] == AUTOTUNING:
                 inside |= (calls.thread == thread[i]) & (calls.start_ns >= start[i]) & (calls.end_ns <= end[i])
         memory = np.flatnonzero(flags_of(timeline.names, "allocates")[timeline.calls.name])
         return StartUp(
