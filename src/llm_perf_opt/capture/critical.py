@@ -11,7 +11,7 @@ GPU never idles: what host, launch and delay could save is at most the GPU's idl
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -149,7 +149,9 @@ class _Capture:
 
 
 def _capture(timeline: Timeline) -> _Capture:
-    work, calls = join([timeline.kernels, timeline.graphs, timeline.copies]), timeline.calls
+    tables = (timeline.kernels, timeline.graphs, timeline.copies)
+    work = join([replace(table, size_bytes=None, shape=None, by_driver=None) for table in tables])
+    calls = timeline.calls
     known = np.flatnonzero(work.call >= 0)
     call = work.call[known]
     waits = calls.waits.copy()

@@ -58,8 +58,11 @@ def union_and_first(start: Ints, end: Ints) -> tuple[Intervals, Ints]:
     if not bool(np.all(start[1:] >= start[:-1])):
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
-    reach = np.maximum.accumulate(end)
-    opens = np.concatenate(([True], start[1:] > reach[:-1]))
+    reach = end if bool(np.all(end[1:] >= end[:-1])) else np.maximum.accumulate(end)
+    apart = start[1:] > reach[:-1]
+    if bool(apart.all()):
+        return Intervals(start=start, end=reach), np.arange(len(start)) if order is None else order
+    opens = np.concatenate(([True], apart))
     last = np.concatenate((opens[1:], [True]))
     first = np.flatnonzero(opens)
     return Intervals(start=start[opens], end=reach[last]), first if order is None else order[first]

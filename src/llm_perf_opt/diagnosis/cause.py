@@ -18,8 +18,8 @@ from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.scope import Kind, Scope
 
 FOLDER = Path(__file__).parent / "causes"
-# The rows of advice end a file.
-ADVICE = "\n[[advice]]\n"
+# The rows of advice end a file; before them are the words, from the title on.
+WORDS, ADVICE = "\ntitle = ", "\n[[advice]]\n"
 SCOPES: tuple[Kind, ...] = ("steady", "phase")
 
 
@@ -51,18 +51,12 @@ class Cause:
     """
 
     id: str
-    titles: Mapping[str, str]
-    plain_words: str
-    refutes: str
+    words_toml: str
     advice_toml: str
     cells: tuple[str, ...] = ()
     min_share: float = 0.01
     scopes: tuple[Kind, ...] = SCOPES
     specificity: int = 2
-    evidence: Mapping[str, str]
-    caveats: Mapping[str, str]
-    floors: Mapping[str, str]
-    experiments: tuple[str, ...] = ()
     is_idle: bool = False
     is_one_time: bool = False
     needs: frozenset[str] = frozenset()
@@ -72,6 +66,39 @@ class Cause:
     roof_pct: tuple[float, float] = (0.0, 0.0)
     min_kernel_share: float = 0.05
     confidence: Confidence = "medium"
+
+    @cached_property
+    def _words(self) -> dict[str, Any]:
+        """Read only of a cause that is judged."""
+        return tomllib.loads(self.words_toml)
+
+    @property
+    def titles(self) -> Mapping[str, str]:
+        return {"title": self._words["title"], **self._words.get("titles", {})}
+
+    @property
+    def plain_words(self) -> str:
+        return str(self._words["plain_words"])
+
+    @property
+    def refutes(self) -> str:
+        return str(self._words["refutes"])
+
+    @property
+    def evidence(self) -> Mapping[str, str]:
+        return cast("Mapping[str, str]", self._words.get("evidence", {}))
+
+    @property
+    def caveats(self) -> Mapping[str, str]:
+        return cast("Mapping[str, str]", self._words.get("caveats", {}))
+
+    @property
+    def floors(self) -> Mapping[str, str]:
+        return cast("Mapping[str, str]", self._words.get("floors", {}))
+
+    @property
+    def experiments(self) -> tuple[str, ...]:
+        return tuple(self._words.get("experiments", ()))
 
     @cached_property
     def advice(self) -> tuple[AdviceRow, ...]:
@@ -119,21 +146,16 @@ def load_causes() -> tuple[Cause, ...]:
 
 def _load(path: Path) -> Cause:
     own, table, rows = path.read_text(encoding="utf-8").partition(ADVICE)
-    data: dict[str, Any] = tomllib.loads(own)
+    head, title, words = own.partition(WORDS)
+    data: dict[str, Any] = tomllib.loads(head)
     return Cause(
         id=path.stem,
-        titles={"title": data["title"], **data.get("titles", {})},
-        plain_words=data["plain_words"],
-        refutes=data["refutes"],
+        words_toml=title + words,
         advice_toml=table + rows,
         cells=tuple(data.get("cells", ())),
         min_share=data.get("min_share", 0.01),
         scopes=tuple(data.get("scopes", SCOPES)),
         specificity=data.get("specificity", 2),
-        evidence=data.get("evidence", {}),
-        caveats=data.get("caveats", {}),
-        floors=data.get("floors", {}),
-        experiments=tuple(data.get("experiments", ())),
         is_idle=data.get("is_idle", False),
         is_one_time=data.get("is_one_time", False),
         needs=frozenset(data.get("needs", ())),

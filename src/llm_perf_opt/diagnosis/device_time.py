@@ -154,5 +154,9 @@ class _Part:
         hidden = np.zeros(len(start), np.int64)
         some = np.flatnonzero(until > since)
         since, until = since[some], until[some]
-        hidden[some] = until - since - (waiting.covered_before(until) - waiting.covered_before(since))
+        hidden[some] = until - since
+        # Few of them hold a wait.
+        waits = np.append(waiting.start, np.iinfo(np.int64).max)[np.searchsorted(waiting.end, since, side="right")]
+        held = np.flatnonzero(waits < until)
+        hidden[some[held]] -= waiting.covered_before(until[held]) - waiting.covered_before(since[held])
         return hidden

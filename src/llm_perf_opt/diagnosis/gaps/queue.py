@@ -82,8 +82,9 @@ def _launches(timeline: Timeline) -> _Launches | None:
     # Copies are not launches: one from pageable memory blocks whatever its call is named.
     launches = np.zeros(len(calls), np.bool_)
     launches[compute.call[known]] = True
-    graphs = np.array([code for code, name in enumerate(timeline.names) if "GraphLaunch" in name], np.int64)
-    by_graph = known[np.isin(calls.name[compute.call[known]], graphs)] if len(graphs) else known[:0]
+    # The last entry is of the code -1, an unknown name.
+    graphs = np.array([*("GraphLaunch" in name for name in timeline.names), False])
+    by_graph = known[graphs[calls.name[compute.call[known]]]] if graphs.any() else known[:0]
     all_known = len(known)
     if int(launches.sum()) < len(known):
         # A graph is one launch of many kernels: the first of them shows when it began.

@@ -220,11 +220,13 @@ class _Row:
 
     def __init__(self, timeline: Timeline) -> None:
         work = join([timeline.kernels, timeline.graphs])
-        order = _in_time(work.start_ns)
-        self._start, self._name = work.start_ns[order], work.name[order]
+        self._start, self._name = work.start_ns, work.name
+        if not bool((self._start[1:] >= self._start[:-1]).all()):
+            order = np.argsort(self._start, kind="stable")
+            self._start, self._name = self._start[order], self._name[order]
         self._first = np.zeros(len(timeline.names), np.int64)
         # The last of several that are written to one place stays: the earliest.
-        self._first[self._name[::-1]] = np.arange(len(order))[::-1]
+        self._first[self._name[::-1]] = np.arange(len(self._name))[::-1]
 
     def goes_on(self, ends: Ints) -> bool:
         """Whether what ends at these times comes to the end, before kernels that ran already."""
