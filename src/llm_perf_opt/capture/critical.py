@@ -106,15 +106,13 @@ def _path(name: str, walk: "_Walk") -> CriticalPath:
 class _Capture:
     """A timeline with its GPU work in one table, the kind of each piece, and the calls that wait.
 
-    `known` is the work whose launch is recorded, `call` that launch. `thread` is the one for which each call was made;
-    `caused_range` is a range of another thread that owns `caused_call`. A long launch call that returns after its own
+    `thread` is the one for which each call was made; `caused_range` is a range of another thread that owns
+    `caused_call`. A long launch call that returns after its own
     work has ended waited for it: a copy to memory that is not pinned.
     """
 
     timeline: Timeline
     work: Activities
-    known: Ints
-    call: Ints
     kind: Ints
     waits: Flags
     ownership: Ownership
@@ -134,8 +132,8 @@ class _Capture:
         else:
             made &= calls.thread == thread
             made[self.caused_call[self.caused_range == index]] = True
-        owned = np.zeros(len(self.work), np.bool_)
-        owned[self.known] = made[self.call]
+        # The last entry is of the call -1: a launch that is not recorded.
+        owned: Flags = np.append(made, False)[self.work.call]
         if self.unlaunched.placed and not ranges.process_wide[index]:
             position, owner = self.ownership.with_ancestors(self.unlaunched.owner)
             owned[self.unlaunched.index[position[owner == index]]] = True
@@ -152,12 +150,10 @@ def _capture(timeline: Timeline) -> _Capture:
     tables = (timeline.kernels, timeline.graphs, timeline.copies)
     work = join([replace(table, size_bytes=None, shape=None, by_driver=None) for table in tables])
     calls = timeline.calls
-    known = np.flatnonzero(work.call >= 0)
-    call = work.call[known]
     waits = calls.waits.copy()
-    blocking = np.flatnonzero((calls.end_ns - calls.start_ns >= BLOCKING_NS)[call])
-    blocking = blocking[work.end_ns[known[blocking]] <= calls.end_ns[call[blocking]]]
-    waits[call[blocking]] = True
+    blocking = np.flatnonzero(np.append(calls.end_ns - calls.start_ns >= BLOCKING_NS, False)[work.call])
+    blocking = blocking[work.end_ns[blocking] <= calls.end_ns[work.call[blocking]]]
+    waits[work.call[blocking]] = True
     kind = np.full(len(work), COMPUTE, np.int8)
     kind[: len(timeline.kernels)][communication_kernels(timeline)] = COMMUNICATION
     kind[len(work) - len(timeline.copies) :] = COPY
@@ -167,8 +163,6 @@ def _capture(timeline: Timeline) -> _Capture:
     return _Capture(
         timeline=timeline,
         work=work,
-        known=known,
-        call=call,
         kind=kind,
         waits=waits,
         ownership=ownership,

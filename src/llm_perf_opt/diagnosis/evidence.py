@@ -8,21 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llm_perf_opt.capture import kernel_names
-from llm_perf_opt.capture.copy_kernels import CopyKernelRow, copy_kernel_rows
-from llm_perf_opt.capture.floors import CopyFloor, copy_floors
-from llm_perf_opt.capture.fusion import AttentionInPieces, Chains, attention_in_pieces, chains_of
-from llm_perf_opt.capture.gemms import MisalignedGemms, misaligned_gemms
 from llm_perf_opt.capture.idle import IdleMap, map_idle
 from llm_perf_opt.capture.intervals import nest
 from llm_perf_opt.capture.kernels.names import is_fusible
-from llm_perf_opt.capture.launch_shapes import (
-    FewBlocks,
-    HottestKernel,
-    LaunchShapeRow,
-    few_blocks,
-    hottest_kernel,
-    small_launches,
-)
 from llm_perf_opt.capture.ranges import RangeInstances, measure_ranges, merge_range_names
 from llm_perf_opt.capture.ranks.rank_analysis import RanksAnalysis
 from llm_perf_opt.capture.rows import PUSH_POP, CopyRow, Idle, KernelRow, RangeRow, summed
@@ -36,12 +24,17 @@ from llm_perf_opt.diagnosis.gaps.edges import HostEdge, find_edges
 from llm_perf_opt.diagnosis.gaps.gap_report import IdleReport, report_idle
 from llm_perf_opt.diagnosis.gaps.startup_gaps import StartUp, find_start_up
 from llm_perf_opt.diagnosis.gaps.waits import CopyPlace, copy_places
-from llm_perf_opt.model.hardware.gpu_generation import GpuGeneration, gpu_generation
 
 if TYPE_CHECKING:
-    # A capture without GPU names needs no catalogue.
+    # What few captures need is loaded where it is asked for: the catalogue of GPUs, and what single causes look at.
+    from llm_perf_opt.capture.copy_kernels import CopyKernelRow
+    from llm_perf_opt.capture.floors import CopyFloor
+    from llm_perf_opt.capture.fusion import AttentionInPieces, Chains
+    from llm_perf_opt.capture.gemms import MisalignedGemms
+    from llm_perf_opt.capture.launch_shapes import FewBlocks, HottestKernel, LaunchShapeRow
     from llm_perf_opt.capture.operators import TraceDetail
     from llm_perf_opt.config.schema import HardwareSection
+    from llm_perf_opt.model.hardware.gpu_generation import GpuGeneration
 
 # Kernels of a range that run for this much longer than the GPU is busy inside it run on after it: its wall time is not
 # what they cost, and its idle time may be filled by them.
@@ -185,13 +178,17 @@ class CaptureEvidence:
         return report_streams(self.timelines)
 
     @cached_property
-    def chains(self) -> Chains:
+    def chains(self) -> "Chains":
         """Kernels without a matmul that follow each other on a stream: a compiler makes one of each such chain."""
+        from llm_perf_opt.capture.fusion import chains_of
+
         return summed([chains_of(timeline, is_fusible) for timeline in self.timelines])
 
     @cached_property
-    def attention(self) -> AttentionInPieces:
+    def attention(self) -> "AttentionInPieces":
         """Attention as a matmul, a softmax and a matmul."""
+        from llm_perf_opt.capture.fusion import attention_in_pieces
+
         parts = [
             attention_in_pieces(
                 timeline,
@@ -202,25 +199,35 @@ class CaptureEvidence:
         return summed(parts)
 
     @cached_property
-    def copy_kernels(self) -> tuple[CopyKernelRow, ...]:
+    def copy_kernels(self) -> "tuple[CopyKernelRow, ...]":
         """Kernels that only move data, by what they do."""
+        from llm_perf_opt.capture.copy_kernels import copy_kernel_rows
+
         return copy_kernel_rows(self.timelines, self.details)
 
     @cached_property
-    def copy_floors(self) -> Mapping[str, CopyFloor]:
+    def copy_floors(self) -> "Mapping[str, CopyFloor]":
         """The least time of all copies of a kind."""
+        from llm_perf_opt.capture.floors import copy_floors
+
         return {row.kind: row for row in copy_floors(self.copies, self.generation, self.hardware)}
 
     @cached_property
-    def misaligned(self) -> MisalignedGemms | None:
+    def misaligned(self) -> "MisalignedGemms | None":
+        from llm_perf_opt.capture.gemms import misaligned_gemms
+
         return misaligned_gemms(self.kernels, () if self.shapes is None else self.shapes.rows)
 
     @cached_property
-    def small_launches(self) -> tuple[LaunchShapeRow, ...]:
+    def small_launches(self) -> "tuple[LaunchShapeRow, ...]":
+        from llm_perf_opt.capture.launch_shapes import small_launches
+
         return small_launches(self.timelines)
 
     @cached_property
-    def hottest(self) -> HottestKernel | None:
+    def hottest(self) -> "HottestKernel | None":
+        from llm_perf_opt.capture.launch_shapes import hottest_kernel
+
         return hottest_kernel(self.timelines, self.kernels, shapes=() if self.shapes is None else self.shapes.rows)
 
     @cached_property
@@ -229,8 +236,10 @@ class CaptureEvidence:
         return hardware_of(self.timelines)
 
     @cached_property
-    def generation(self) -> GpuGeneration | None:
+    def generation(self) -> "GpuGeneration | None":
         """The generation of the GPU, by its name, its capability or what its kernels are built for."""
+        from llm_perf_opt.model.hardware.gpu_generation import gpu_generation
+
         devices = [device for t in self.timelines for device in t.devices]
         capability = next((d.compute_capability for d in devices if d.compute_capability), None)
         return gpu_generation(self.gpu_name, capability, [row.name for row in self.kernels], self.hardware)
@@ -254,7 +263,9 @@ class CaptureEvidence:
         return tuple((name, time_ns, count) for name, (time_ns, count) in ranked)
 
     @cached_property
-    def few_blocks(self) -> FewBlocks | None:
+    def few_blocks(self) -> "FewBlocks | None":
+        from llm_perf_opt.capture.launch_shapes import few_blocks
+
         return few_blocks(self.timelines)
 
     @cached_property

@@ -246,8 +246,9 @@ class PageReader:
             if int((here & (self._page - 1)).max()) + kind.end > self._usable:
                 raise NotPlain("a row that does not end on its page")
             ids[rows] = _ids(kind, first if every else first[fits])
-            for i, place in enumerate(kind.places):
-                values[i][rows] = self._integers(place, here)
+            for i, found in self._integers(kind.places, here):
+                values[i][rows] = found
+                place = kind.places[i]
                 if not place.size and place.constant is None:
                     null[i] = _flagged(null[i], rows, len(ids))
             if every:
@@ -264,16 +265,20 @@ class PageReader:
             fits &= (word & np.uint64(mask)) == np.uint64(bits)
         return fits, first
 
-    def _integers(self, place: _Place, cells: Ints) -> Any:
-        """The values at a place of cells; -1 for NULL."""
-        if not place.size:
-            return -1 if place.constant is None else place.constant
-        found = self._words(place.end, cells).view(np.int64)
-        if place.size < WORD:
+    def _integers(self, places: Sequence[_Place], cells: Ints) -> Iterator[tuple[int, Any]]:
+        """The values at each place of cells, by its index; -1 for NULL. Places near each other are in one word."""
+        end, word = 0, cells
+        for i in sorted(range(len(places)), key=lambda i: -places[i].end):
+            place = places[i]
+            if not place.size:
+                yield i, -1 if place.constant is None else place.constant
+                continue
+            if end < place.end or end - place.end + place.size > WORD:
+                end, word = place.end, self._words(place.end, cells).view(np.int64)
             unused = 8 * (WORD - place.size)
-            found <<= unused
-            found >>= unused
-        return found
+            behind = 8 * (end - place.end)
+            found = word << (unused - behind) if unused > behind else word
+            yield i, found >> unused if unused else found
 
     def _words(self, end: int, cells: Ints) -> Ints:
         """The eight bytes that end so far behind the start of each cell, as one number."""

@@ -285,9 +285,8 @@ def _calls(timeline: Timeline, maps: Mapping[int, IdleMap], apart: Flags) -> lis
     never = set(codes_of(names, "copies_or_sets")) | set(codes_of(names, "waits_for_gpu"))
     usual = _Usual(timeline)
     found: list[tuple[int, HostCost]] = []
-    for index, share in zip(picked.tolist(), idle.tolist(), strict=True):
-        code = int(calls.name[index])
-        long_ns = int(length[index])
+    columns = (picked, idle, calls.name[picked], length[picked])
+    for index, share, code, long_ns in zip(*(column.tolist() for column in columns), strict=True):
         if code in by_name:
             found.append((index, by_name[code]))
         elif share < IDLE or code in never:
