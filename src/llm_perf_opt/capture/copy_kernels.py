@@ -74,7 +74,7 @@ def copy_kinds(timeline: Timeline) -> CopyKinds:
     kernels = timeline.kernels
     codes = {kind: code for code, kind in enumerate(COPY_KINDS)}
     by_name = np.full(len(timeline.names), -1, np.int8)
-    for code in distinct(kernels.name).tolist():
+    for code in kernels.distinct_names.tolist():
         by_name[code] = codes.get(copy_kind(timeline.names[code]) or "", -1)
     kind = by_name[kernels.name] if len(kernels) else np.zeros(0, np.int8)
     operator = np.full(len(kernels), -1, np.int64)

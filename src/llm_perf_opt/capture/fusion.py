@@ -79,7 +79,7 @@ def chains_of(timeline: Timeline, wanted: Callable[[str], bool]) -> Chains:
 def _rows_of(timeline: Timeline, wanted: Callable[[str], bool]) -> "_Rows | None":
     kernels = timeline.kernels
     is_wanted, computes = (np.zeros(len(timeline.names), np.bool_) for _ in range(2))
-    for code in distinct(kernels.name).tolist():
+    for code in kernels.distinct_names.tolist():
         is_wanted[code] = wanted(timeline.names[code])
         computes[code] = classify_kernel(timeline.names[code]) != _COPY
     if not len(kernels) or not is_wanted.any():
@@ -254,7 +254,7 @@ class _Pieces:
 def _pieces_of(timeline: Timeline) -> _Pieces | None:
     kernels = timeline.kernels
     kinds = np.zeros(len(timeline.names), np.int8)
-    for code in distinct(kernels.name).tolist():
+    for code in kernels.distinct_names.tolist():
         kinds[code] = _piece(timeline.names[code])
     if not len(kernels) or not (kinds == SOFTMAX).any():
         return None

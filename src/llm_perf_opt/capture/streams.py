@@ -152,7 +152,7 @@ def _serial(source: int, timeline: Timeline, compute: Activities) -> SerialStrea
         return None
     calls = timeline.calls
     talks = np.zeros(len(timeline.names), np.bool_)
-    for code in distinct(compute.name).tolist():
+    for code in compute.distinct_names.tolist():
         talks[code] = classify_kernel(timeline.names[code]) == _COMMUNICATION
     graphs = np.array([code for code, name in enumerate(timeline.names) if "GraphLaunch" in name], np.int64)
     known = compute.call >= 0

@@ -43,7 +43,7 @@ def range_rows(parts: Sequence[tuple[Timeline, RangeInstances]]) -> tuple[RangeR
             for group in np.split(order, np.flatnonzero(np.diff(names)) + 1) if len(order) else []:
                 key = (timeline.names[instances.name[group[0]]], START_END if wide else PUSH_POP)
                 found.setdefault(key, []).append((source, group))
-    kernels = sorted({t.names[code] for t, _ in parts for code in distinct(t.kernels.name).tolist()})
+    kernels = sorted({t.names[code] for t, _ in parts for code in t.kernels.distinct_names.tolist()})
     short_names = dict(zip(kernels, distinct_short_names(kernels), strict=True))
     rows = [_row(name, style, groups, parts, short_names) for (name, style), groups in found.items()]
     return tuple(sorted(rows, key=lambda r: (-r.wall_ns, r.name, r.style)))
@@ -313,6 +313,6 @@ def communication_kernels(timeline: Timeline) -> Flags:
     """Which kernels communicate with other GPUs."""
     kernels = timeline.kernels
     wanted = np.zeros(len(timeline.names), np.bool_)
-    for code in distinct(kernels.name).tolist():
+    for code in kernels.distinct_names.tolist():
         wanted[code] = classify_kernel(timeline.names[code]) == COMMUNICATION
     return wanted[kernels.name] if len(kernels) else np.zeros(0, np.bool_)

@@ -7,7 +7,7 @@ nanoseconds of the capture's own clock.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ _WARMING_UP = re.compile(r"warm(ing)?[ _-]?up")
 _NOT_IN_IT = frozenset({"after", "post", "no", "non", "without", "skip"})
 
 
+@lru_cache(maxsize=1 << 14)
 def is_warmup(name: str) -> bool:
     """Whether a range is a warm-up, by its name: what happens there is a one-time cost."""
     words = set(re.split(r"[^a-z]+", _WARMING_UP.sub("warmup", name.lower())))
@@ -67,6 +68,11 @@ class Activities:
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+    @cached_property
+    def distinct_names(self) -> Ints:
+        """The distinct codes of names, in order; asked for again and again."""
+        return distinct(self.name)
 
 
 @dataclass(frozen=True, kw_only=True)

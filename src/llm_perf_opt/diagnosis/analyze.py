@@ -304,7 +304,7 @@ def _source(measured: Measured) -> SourceRow:
         producer=timeline.producer,
         schema=timeline.schema,
         kernel_count=len(kernels),
-        kernel_names=len(distinct(kernels.name)),
+        kernel_names=len(kernels.distinct_names),
         kernel_ns=int((kernels.end_ns - kernels.start_ns).sum()),
         gpu_busy_ns=sum(m.busy.total for m in maps.values()) if seen else None,
         gpu_span_ns=sum(m.span[1] - m.span[0] for m in maps.values()) if seen else None,

@@ -59,7 +59,7 @@ def measure_timeline(timeline: Timeline) -> Measured:
     So are rare kernels of which a capture has too many names.
     """
     timeline = merge_range_names(timeline)
-    if len(distinct(timeline.kernels.name)) > kernel_names.MOST_NAMES:
+    if len(timeline.kernels.distinct_names) > kernel_names.MOST_NAMES:
         timeline = kernel_names.limit_kernel_names(timeline)
     idle = map_idle(timeline)
     return Measured(timeline=timeline, idle=idle, ranges=measure_ranges(timeline, idle))

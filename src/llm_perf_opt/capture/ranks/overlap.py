@@ -44,14 +44,15 @@ class Split:
 
 def processes_with_work(timeline: Timeline) -> Iterator[int]:
     """The processes that used a GPU."""
-    tables = [work.process for work in (timeline.kernels, timeline.copies, timeline.graphs) if len(work)]
-    yield from (int(p) for p in (distinct(np.concatenate(tables)) if tables else ()))
+    used = [distinct(work.process) for work in (timeline.kernels, timeline.copies, timeline.graphs)]
+    yield from distinct(np.concatenate(used)).tolist()
 
 
 def devices_of(timeline: Timeline, process: int) -> tuple[int, ...]:
     """The devices a process used, -1 where the capture does not say."""
-    tables = [work.device[work.process == process] for work in (timeline.kernels, timeline.copies, timeline.graphs)]
-    return tuple(int(d) for d in distinct(np.concatenate(tables)))
+    tables = (timeline.kernels, timeline.copies, timeline.graphs)
+    used = [distinct(work.device[work.process == process]) for work in tables]
+    return tuple(distinct(np.concatenate(used)).tolist())
 
 
 def split_time(

@@ -190,15 +190,17 @@ def judge(names: Iterable[str], near: Iterable[str] = ()) -> Judged:
 
     `near` are those of them that are about as long as the time to explain: only of these mere words are believed.
     """
-    stack, close = tuple(names), tuple(near)
-    for index, group in enumerate(_groups()):
-        for name in stack if group.anywhere else close:
-            cost = next((cost for i, cost in _costs(name) if i == index), None)
-            if cost is not None:
-                return Judged(verdict=group.verdict, cost=cost, said=name)
-    return (
-        Judged(verdict="host_work", cost="host_work") if stack else Judged(verdict="unknown", cost="unknown", said=None)
-    )
+    stack, groups = tuple(names), _groups()
+    # The first group decides, and in it the innermost name.
+    first, found = len(groups), None
+    for some, anywhere in ((stack, True), (near, False)):
+        for name in some:
+            for index, cost in _costs(name):
+                if index < first and groups[index].anywhere == anywhere:
+                    first, found = index, Judged(verdict=groups[index].verdict, cost=cost, said=name)
+    if found is not None:
+        return found
+    return Judged(verdict="host_work", cost="host_work") if stack else Judged(verdict="unknown", cost="unknown")
 
 
 @lru_cache(maxsize=1 << 14)

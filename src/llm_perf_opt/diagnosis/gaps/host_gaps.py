@@ -29,7 +29,6 @@ AGAIN = 0.5
 # Frames of the interpreter itself are less informative than their caller.
 _BUILT_IN = "<built-in"
 FIRST_USE = Judged(verdict="compilation", cost="first_use")
-_NONE: Ints = np.zeros(0, np.int64)
 STALLS = Judged(verdict="stalls", cost="stall")
 
 
@@ -238,9 +237,9 @@ class HostRecord:
     def _find(self, start: int, end: int, thread: int, *, own: bool) -> HostActivity | None:
         stacks = {
             kind: self._covering(kind, start, end, thread, own=own)
-            for kind in self._sources
+            for kind, events in self._sources.items()
             # Other threads sleep in system calls all the time.
-            if own or kind != SYSTEM
+            if len(events) and (own or kind != SYSTEM)
         }
         inner = [event for kind in (CALL, OPERATOR, FRAME, SYSTEM, RANGE) for event in stacks.get(kind, [])]
         if not inner:
@@ -254,9 +253,9 @@ class HostRecord:
         if told.cost == "host_work" and kind == OPERATOR:
             told = self._unusual(name, start, end) or told
         warms_up = told.verdict in ("host_work", "host_wait", "stalls")
-        if warms_up and any(is_warmup(around) for around, _ in stacks[RANGE]):
+        if warms_up and any(is_warmup(around) for around, _ in stacks.get(RANGE, [])):
             told = FIRST_USE
-        where = next((around for around, _ in stacks[RANGE] if around != name), None)
+        where = next((around for around, _ in stacks.get(RANGE, []) if around != name), None)
         return HostActivity(
             verdict=told.verdict,
             cost=told.cost,
@@ -303,7 +302,7 @@ class HostRecord:
     ) -> tuple[HostEvents, Ints]:
         """The long events of one kind, and which of them cover a time, the shortest first."""
         events = self._long_ones(kind, self._shortest_ns)
-        index = events.near(start, end) if len(events) else _NONE
+        index = events.near(start, end)
         if not len(index):
             return events, index
         overlap = np.minimum(events.end_ns[index], end) - np.maximum(events.start_ns[index], start)

@@ -440,7 +440,7 @@ class _WaitsInside:
     def longest(self, start: int, end: int) -> str | None:
         """The name with most time inside a window."""
         calls = self._calls
-        first = int(np.searchsorted(self._reach, start, side="right"))
+        first = int(self._reach.searchsorted(start, side="right"))
         last = int(np.searchsorted(calls.start_ns[self._waits], end, side="left"))
         mine = self._waits[first:last]
         spent: dict[int, int] = {}
@@ -502,9 +502,7 @@ def _loading(activity: HostActivity) -> HostActivity:
 
 def _longest_part(parts: Intervals, start: int, end: int) -> tuple[int, int]:
     """The longest of some intervals inside a time."""
-    inside = slice(
-        int(np.searchsorted(parts.end, start, side="right")), int(np.searchsorted(parts.start, end, side="left"))
-    )
+    inside = slice(int(parts.end.searchsorted(start, side="right")), int(parts.start.searchsorted(end, side="left")))
     begins, ends = np.maximum(parts.start[inside], start), np.minimum(parts.end[inside], end)
     if not len(begins):
         return start, end
@@ -526,7 +524,7 @@ class _Neighbours:
         self._reach = np.maximum.accumulate(self._end) if len(self._end) else self._end
 
     def of(self, start: int, end: int) -> tuple[str | None, str | None, int]:
-        following = int(np.searchsorted(self._start, end, side="left"))
+        following = int(self._start.searchsorted(end, side="left"))
         before = after = None
         call = -1
         if following < len(self._start):
@@ -538,22 +536,22 @@ class _Neighbours:
 
     def built_soon(self, end: int) -> str | None:
         """The first kernel that is built while a program runs, among those that follow on a gap."""
-        following = int(np.searchsorted(self._start, end, side="left"))
+        following = int(self._start.searchsorted(end, side="left"))
         soon = range(following, min(following + SOON, len(self._start)))
         return next((self._short(i) for i in soon if is_built(self._short(i))), None)
 
     def runs_first(self, end: int) -> bool:
         """Whether the kernel that follows on a gap is the first of its name."""
-        following = int(np.searchsorted(self._start, end, side="left"))
+        following = int(self._start.searchsorted(end, side="left"))
         return following < len(self._start) and int(self._first[self._name[following]]) == following
 
     def is_early(self, at: int) -> bool:
         """Whether less than half of the work lies before a moment."""
-        return int(np.searchsorted(self._start, at)) < EARLY * len(self._start)
+        return int(self._start.searchsorted(at)) < EARLY * len(self._start)
 
     def goes_on(self, ends: Sequence[int]) -> bool:
         """Whether gaps that end at these times are spread over the work to its end, before kernels that ran already."""
-        following = np.searchsorted(self._start, np.array(ends, np.int64))
+        following = self._start.searchsorted(np.array(ends, np.int64))
         following = following[following < len(self._start)]
         again = following[self._first[self._name[following]] < following]
         return goes_on(again, len(self._start), often=RECURRING)
@@ -563,7 +561,7 @@ class _Neighbours:
 
         What is compiled again for a new shape runs kernels of the same names but for a few that a library picks.
         """
-        following = distinct(np.searchsorted(self._start, np.array(ends, np.int64)))
+        following = distinct(self._start.searchsorted(np.array(ends, np.int64)))
         following = following[following < len(self._start)]
         if len(following) <= COMPILED_AGAIN:
             return False
