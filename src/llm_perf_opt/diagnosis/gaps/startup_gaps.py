@@ -221,8 +221,8 @@ class _Row:
     def __init__(self, timeline: Timeline) -> None:
         work = join([timeline.kernels, timeline.graphs])
         self._start, self._name = work.start_ns, work.name
-        if not bool((self._start[1:] >= self._start[:-1]).all()):
-            order = np.argsort(self._start, kind="stable")
+        order = _in_time(self._start)
+        if order is not None:
             self._start, self._name = self._start[order], self._name[order]
         self._first = np.zeros(len(timeline.names), np.int64)
         # The last of several that are written to one place stays: the earliest.
@@ -235,10 +235,10 @@ class _Row:
         return goes_on(following[self._first[self._name[following]] < following], len(self._start))
 
 
-def _in_time(start: Ints) -> Ints:
-    """The order by time; captures mostly list their work so already."""
+def _in_time(start: Ints) -> Ints | None:
+    """The order by time; None where they are in it, as captures mostly list their work."""
     if bool((start[1:] >= start[:-1]).all()):
-        return np.arange(len(start))
+        return None
     return np.argsort(start, kind="stable")
 
 
@@ -395,10 +395,13 @@ class _Usual:
     def launches_new(self, index: int) -> bool:
         """Whether a launch is the first of its kernel."""
         if self._new is None:
-            order = _in_time(self._work.start_ns)
+            name, order = self._work.name, _in_time(self._work.start_ns)
             first = np.full(len(self._timeline.names), -1, np.int64)
             # The last of several that are written to one place stays: the earliest.
-            first[self._work.name[order][::-1]] = order[::-1]
+            if order is None:
+                first[name[::-1]] = np.arange(len(name))[::-1]
+            else:
+                first[name[order][::-1]] = order[::-1]
             self._new = set(self._work.call[first[first >= 0]].tolist())
         return index in self._new
 
