@@ -7,21 +7,20 @@ seen nor a link followed. Errors are OSError, which every reader handles already
 
 import codecs
 import errno
-import gzip
 import json
-import lzma
 import math
 import os
 import re
-import shutil
 import stat
 import zlib
 from collections.abc import Iterable
 from io import BufferedReader
 from pathlib import Path
-from typing import TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
-from llm_perf_opt.system.terminal import printable
+if TYPE_CHECKING:
+    import gzip
+    import lzma
 
 # Real captures pack to about a fiftieth at best; a large one that unpacks to a hundred times its size is a trap.
 LARGEST_RATIO = 100
@@ -115,9 +114,13 @@ def read_unpacked(path: Path) -> bytes:
     with open_regular(path) as file:
         limit = unpacked_limit_bytes(os.fstat(file.fileno()).st_size)
         if path.suffix == ".gz":
+            import gzip
+
             with gzip.GzipFile(fileobj=file) as unpacked:
                 data = _first_bytes(unpacked, limit)
         elif path.suffix == ".xz":
+            import lzma
+
             with lzma.LZMAFile(file) as unpacked_xz:
                 data = _first_bytes(unpacked_xz, limit)
         else:
@@ -133,13 +136,15 @@ def decode_text(data: bytes) -> str:
     return data.decode("utf-16" if is_utf16 else "utf-8-sig", "replace")
 
 
-def _first_bytes(file: gzip.GzipFile | lzma.LZMAFile, limit: int) -> bytes:
+def _first_bytes(file: "gzip.GzipFile | lzma.LZMAFile", limit: int) -> bytes:
     """One byte more than the limit at most."""
+    from lzma import LZMAError
+
     out = bytearray()
     try:
         while len(out) <= limit and (chunk := file.read(min(CHUNK_BYTES, limit + 1 - len(out)))):
             out += chunk
-    except (zlib.error, lzma.LZMAError, EOFError) as error:
+    except (zlib.error, LZMAError, EOFError) as error:
         raise OSError(errno.EINVAL, f"damaged or truncated ({error})") from error
     return bytes(out)
 
@@ -178,11 +183,15 @@ def write_whole(path: Path, data: bytes) -> Path:
 
 def write_page(path: Path, text: str) -> Path:
     """Write what people read, as a whole; names of others in it cannot steer a terminal or turn the text around."""
+    from llm_perf_opt.system.terminal import printable
+
     return write_whole(path, printable(text).encode("utf-8", "backslashreplace"))
 
 
 def move_whole(source: Path, target: Path) -> Path:
     """Move a file, also to another disk, so that it is there as a whole or not at all."""
+    import shutil
+
     try:
         return Path(shutil.move(source, target))
     except OSError as error:

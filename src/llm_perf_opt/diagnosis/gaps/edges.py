@@ -95,13 +95,16 @@ def find_edges(
     for index, (timeline, maps) in enumerate(captures):
         work = join([timeline.kernels, timeline.graphs])
         owners = distinct(work.process)
-        work = take(work, np.flatnonzero(work.call >= 0))
+        if bool((work.call < 0).any()):
+            work = take(work, np.flatnonzero(work.call >= 0))
         if len(owners) == 1 and len(work):
             ranges = timeline.ranges
             runs_on = [code for code in distinct(ranges.name).tolist() if timeline.names[code] in run_on]
             counts = ~warmup_ranges(timeline) & ~np.isin(ranges.name, runs_on)
             startup = find_start_up(timeline, maps) if startups is None else startups[index]
-            edges = [_edge(timeline, maps[int(owners[0])], work, when, counts, startup) for when in WHEN]
+            threads = np.zeros(len(timeline.thread_process), np.bool_)
+            threads[timeline.calls.thread[work.call]] = True
+            edges = [_edge(timeline, maps[int(owners[0])], work, when, threads, counts, startup) for when in WHEN]
             # What the profiler does, a run without it does not.
             found += [edge for edge in edges if edge is not None and edge.verdict != "profiler"]
     setup_ns = sum(edge.length_ns for edge in found if edge.sets_up)
@@ -134,13 +137,12 @@ def _merged(edges: Sequence[HostEdge], captures: int) -> HostEdge:
 
 
 def _edge(
-    timeline: Timeline, one: IdleMap, work: Activities, when: When, counts: Flags, startup: StartUp
+    timeline: Timeline, one: IdleMap, work: Activities, when: When, threads: Flags, counts: Flags, startup: StartUp
 ) -> HostEdge | None:
-    """One side of a capture; `counts` are the ranges that may hold it."""
+    """One side of a capture; `threads` launched the work, `counts` are the ranges that may hold it."""
     calls, ranges, is_first = timeline.calls, timeline.ranges, when == "before"
     call = int(work.call[np.argmin(work.start_ns) if is_first else np.argmax(work.end_ns)])
-    at_ns, threads = int(calls.start_ns[call]), np.zeros(len(timeline.thread_process), np.bool_)
-    threads[calls.thread[work.call]] = True
+    at_ns = int(calls.start_ns[call])
     process = timeline.thread_process[calls.thread[call]]
     launches = threads[ranges.thread]
     launches |= ranges.process_wide & (timeline.thread_process[ranges.thread] == process)

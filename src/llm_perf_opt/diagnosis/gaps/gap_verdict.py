@@ -170,6 +170,7 @@ def is_tuning(kernel: str | None) -> bool:
     return means(kernel, "tunes")
 
 
+@lru_cache(maxsize=1 << 14)
 def compiles(name: str | None) -> bool:
     """Whether a name is about compiling or loading code, and not about a search among variants of it."""
     if name is None or means(name, "searches"):

@@ -81,10 +81,11 @@ def _launches(timeline: Timeline) -> _Launches | None:
         return None
     # Copies are not launches: one from pageable memory blocks whatever its call is named.
     launches = np.zeros(len(calls), np.bool_)
-    launches[compute.call[known]] = True
+    call = compute.call if all_recorded else compute.call[known]
+    launches[call] = True
     # The last entry is of the code -1, an unknown name.
     graphs = np.array([*("GraphLaunch" in name for name in timeline.names), False])
-    by_graph = known[graphs[calls.name[compute.call[known]]]] if graphs.any() else known[:0]
+    by_graph = known[graphs[calls.name[call]]] if graphs.any() else known[:0]
     all_known = len(known)
     if int(launches.sum()) < len(known):
         # A graph is one launch of many kernels: the first of them shows when it began.
@@ -106,11 +107,11 @@ def _launches(timeline: Timeline) -> _Launches | None:
         by_graph_ns=int(length[by_graph].sum()),
         known=all_known,
         calls=int(launches.sum()),
-        call_ns=int((calls.end_ns - calls.start_ns)[launches].sum()),
+        call_ns=int(((calls.end_ns - calls.start_ns) * launches).sum()),
         work=len(compute),
         short=int(short.sum()),
         work_ns=int(length.sum()),
-        short_ns=int(length[short].sum()),
+        short_ns=int((length * short).sum()),
     )
 
 
