@@ -39,6 +39,19 @@ class AdviceRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Words:
+    """What a cause says, by key."""
+
+    titles: Mapping[str, str]
+    plain_words: str
+    refutes: str
+    evidence: Mapping[str, str]
+    caveats: Mapping[str, str]
+    floors: Mapping[str, str]
+    experiments: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cause:
     """`cells` are what it may explain: it is judged where they hold `min_share` of the scope on the critical path.
 
@@ -68,37 +81,46 @@ class Cause:
     confidence: Confidence = "medium"
 
     @cached_property
-    def _words(self) -> dict[str, Any]:
+    def _words(self) -> _Words:
         """Read only of a cause that is judged."""
-        return tomllib.loads(self.words_toml)
+        data = tomllib.loads(self.words_toml)
+        return _Words(
+            titles={"title": data["title"], **data.get("titles", {})},
+            plain_words=data["plain_words"],
+            refutes=data["refutes"],
+            evidence=data.get("evidence", {}),
+            caveats=data.get("caveats", {}),
+            floors=data.get("floors", {}),
+            experiments=tuple(data.get("experiments", ())),
+        )
 
     @property
     def titles(self) -> Mapping[str, str]:
-        return {"title": self._words["title"], **self._words.get("titles", {})}
+        return self._words.titles
 
     @property
     def plain_words(self) -> str:
-        return str(self._words["plain_words"])
+        return self._words.plain_words
 
     @property
     def refutes(self) -> str:
-        return str(self._words["refutes"])
+        return self._words.refutes
 
     @property
     def evidence(self) -> Mapping[str, str]:
-        return cast("Mapping[str, str]", self._words.get("evidence", {}))
+        return self._words.evidence
 
     @property
     def caveats(self) -> Mapping[str, str]:
-        return cast("Mapping[str, str]", self._words.get("caveats", {}))
+        return self._words.caveats
 
     @property
     def floors(self) -> Mapping[str, str]:
-        return cast("Mapping[str, str]", self._words.get("floors", {}))
+        return self._words.floors
 
     @property
     def experiments(self) -> tuple[str, ...]:
-        return tuple(self._words.get("experiments", ()))
+        return self._words.experiments
 
     @cached_property
     def advice(self) -> tuple[AdviceRow, ...]:
