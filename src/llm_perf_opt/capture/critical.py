@@ -11,7 +11,7 @@ GPU never idles: what host, launch and delay could save is at most the GPU's idl
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from llm_perf_opt.capture.kernels.names import short_kernel_name
 from llm_perf_opt.capture.ownership import Ownership, Unlaunched, find_ownership, place_unlaunched
 from llm_perf_opt.capture.rows import START_END, RangeRow
 from llm_perf_opt.capture.tables import communication_kernels
-from llm_perf_opt.capture.timeline import Activities, Timeline, join
+from llm_perf_opt.capture.timeline import Activities, Timeline, join, take
 
 RANGES = 10
 # A range with more work than this is not walked: it would take seconds.
@@ -104,40 +104,43 @@ def _path(name: str, walk: "_Walk") -> CriticalPath:
 
 @dataclass(frozen=True, kw_only=True)
 class _Capture:
-    """A timeline with its GPU work in one table, the kind of each piece, and the calls that wait.
+    """A timeline with its tables of GPU work, the kind of each piece of them, and the calls that wait.
 
     `thread` is the one for which each call was made; `caused_range` is a range of another thread that owns
-    `caused_call`. A long launch call that returns after its own
-    work has ended waited for it: a copy to memory that is not pinned.
+    `caused_call`. `unlaunched_end_ns` is when each piece of unlaunched work ended. A long launch call that returns
+    after its own work has ended waited for it: a copy to memory that is not pinned.
     """
 
     timeline: Timeline
-    work: Activities
-    kind: Ints
+    tables: tuple[Activities, ...]
+    kinds: tuple[Ints, ...]
     waits: Flags
     ownership: Ownership
     thread: Ints
     caused_call: Ints
     caused_range: Ints
-    unlaunched: Unlaunched
+    unlaunched: Unlaunched | None
+    unlaunched_end_ns: Ints
 
-    def owned(self, index: int) -> Flags:
-        """The GPU work of a range, as its row counts it."""
+    def last_end_ns(self, index: int, least: int) -> int:
+        """When the last GPU work of a range ends, as its row counts it, or `least` if that is later."""
         ranges, calls = self.timeline.ranges, self.timeline.calls
         start_ns, end_ns, thread = (int(c[index]) for c in (ranges.start_ns, ranges.end_ns, ranges.thread))
-        made = (calls.start_ns >= start_ns) & (calls.start_ns < end_ns)
+        # The last place is that of work without a call, which has -1.
+        made = np.zeros(len(calls) + 1, np.bool_)
+        known = made[:-1]
+        np.logical_and(calls.start_ns >= start_ns, calls.start_ns < end_ns, out=known)
         if ranges.process_wide[index]:
             process = self.timeline.thread_process
-            made &= process[calls.thread] == process[thread]
+            known &= process[calls.thread] == process[thread]
         else:
-            made &= calls.thread == thread
-            made[self.caused_call[self.caused_range == index]] = True
-        # The last entry is of the call -1: a launch that is not recorded.
-        owned: Flags = np.append(made, False)[self.work.call]
-        if self.unlaunched.placed and not ranges.process_wide[index]:
+            known &= calls.thread == thread
+            known[self.caused_call[self.caused_range == index]] = True
+        ends = [table.end_ns[made[table.call]] for table in self.tables]
+        if self.unlaunched is not None and self.unlaunched.placed and not ranges.process_wide[index]:
             position, owner = self.ownership.with_ancestors(self.unlaunched.owner)
-            owned[self.unlaunched.index[position[owner == index]]] = True
-        return owned
+            ends.append(self.unlaunched_end_ns[position[owner == index]])
+        return max(int(end.max(initial=least)) for end in ends)
 
     def works_for(self, index: int) -> int:
         """The thread on which a range is waited for: its own, or the one for which that works."""
@@ -147,29 +150,38 @@ class _Capture:
 
 
 def _capture(timeline: Timeline) -> _Capture:
-    tables = (timeline.kernels, timeline.graphs, timeline.copies)
-    work = join([replace(table, size_bytes=None, shape=None, by_driver=None) for table in tables])
-    calls = timeline.calls
+    tables, calls = (timeline.kernels, timeline.graphs, timeline.copies), timeline.calls
     waits = calls.waits.copy()
-    blocking = np.flatnonzero(np.append(calls.end_ns - calls.start_ns >= BLOCKING_NS, False)[work.call])
-    blocking = blocking[work.end_ns[blocking] <= calls.end_ns[work.call[blocking]]]
-    waits[work.call[blocking]] = True
-    kind = np.full(len(work), COMPUTE, np.int8)
-    kind[: len(timeline.kernels)][communication_kernels(timeline)] = COMMUNICATION
-    kind[len(work) - len(timeline.copies) :] = COPY
+    blocks = np.append(calls.end_ns - calls.start_ns >= BLOCKING_NS, False)
+    for table in tables:
+        blocking = np.flatnonzero(blocks[table.call])
+        blocking = blocking[table.end_ns[blocking] <= calls.end_ns[table.call[blocking]]]
+        waits[table.call[blocking]] = True
+    kinds = tuple(
+        np.full(len(table), kind, np.int8) for table, kind in zip(tables, (COMPUTE, COMPUTE, COPY), strict=True)
+    )
+    kinds[0][communication_kernels(timeline)] = COMMUNICATION
     ownership = find_ownership(timeline)
     none = np.zeros(0, np.int64)
+    unlaunched: Unlaunched | None = None
+    ends: Ints = none
+    if any(bool((table.call < 0).any()) for table in tables):
+        # Only then all of it is needed in one table.
+        work = join(list(tables))
+        unlaunched = place_unlaunched(timeline, work, ownership)
+        ends = work.end_ns[unlaunched.index]
     caused, owner = (none, none) if ownership.cause is None else ownership.with_ancestors(ownership.cause)
     return _Capture(
         timeline=timeline,
-        work=work,
-        kind=kind,
+        tables=tables,
+        kinds=kinds,
         waits=waits,
         ownership=ownership,
         thread=ownership.working_thread(timeline),
         caused_call=caused,
         caused_range=owner,
-        unlaunched=place_unlaunched(timeline, work, ownership),
+        unlaunched=unlaunched,
+        unlaunched_end_ns=ends,
     )
 
 
@@ -182,13 +194,17 @@ class _Walk:
         self._host_end_ns = end_ns = int(ranges.end_ns[index])
         self._timeline, self._calls_wait = capture.timeline, capture.waits
         self._made_for, self._thread = capture.thread, capture.works_for(index)
-        work = capture.work
-        mine = work.process == capture.timeline.thread_process[self._thread]
-        self.end_ns = max(end_ns, int(work.end_ns[capture.owned(index)].max(initial=end_ns)))
-        pick = np.flatnonzero(mine & (work.end_ns > start_ns) & (work.start_ns < self.end_ns))
-        pick = pick[np.argsort(work.end_ns[pick], kind="stable")]
-        self._start, self._end = work.start_ns[pick], work.end_ns[pick]
-        self._call, self._kind, self._name = work.call[pick], capture.kind[pick], work.name[pick]
+        self.end_ns = capture.last_end_ns(index, end_ns)
+        process = capture.timeline.thread_process[self._thread]
+        picks = [
+            np.flatnonzero((w.process == process) & (w.end_ns > start_ns) & (w.start_ns < self.end_ns))
+            for w in capture.tables
+        ]
+        work = join([take(table, pick) for table, pick in zip(capture.tables, picks, strict=True)])
+        kind = np.concatenate([kinds[pick] for kinds, pick in zip(capture.kinds, picks, strict=True)])
+        order = np.argsort(work.end_ns, kind="stable")
+        self._start, self._end = work.start_ns[order], work.end_ns[order]
+        self._call, self._kind, self._name = work.call[order], kind[order], work.name[order]
         # No other calls can matter.
         calls = capture.timeline.calls
         self._near = np.flatnonzero((calls.end_ns > start_ns) & (calls.start_ns < self.end_ns))

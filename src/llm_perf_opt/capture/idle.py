@@ -75,12 +75,9 @@ class IdleMap:
     def split(self, start: Ints, end: Ints) -> "IdleSplit":
         """The idle time inside each window, by cause."""
 
-        def inside(part: Intervals) -> Ints:
-            return part.covered_before(end) - part.covered_before(start)
-
-        idle = end - start - inside(self.busy)
-        copying, between = inside(self.copying), inside(self.queued)
-        waiting, unknown = inside(self.waiting), inside(self.unknown)
+        idle = end - start - (self.busy.covered_before(end) - self.busy.covered_before(start))
+        copying, between = self.copying.inside(start, end), self.queued.inside(start, end)
+        waiting, unknown = self.waiting.inside(start, end), self.unknown.inside(start, end)
         return IdleSplit(
             idle_ns=idle,
             copy_ns=copying,
@@ -88,9 +85,9 @@ class IdleMap:
             between_ns=between,
             unattributed_ns=unknown,
             host_ns=idle - copying - between - waiting - unknown,
-            starting_ns=inside(self.starting),
-            long_ns=inside(self.long),
-            held_ns=inside(self.held),
+            starting_ns=self.starting.inside(start, end),
+            long_ns=self.long.inside(start, end),
+            held_ns=self.held.inside(start, end),
         )
 
 

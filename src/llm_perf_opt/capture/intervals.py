@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.integer[Any]]
 Flags = npt.NDArray[np.bool_]
+# Of so few windows the part inside is summed up anew.
+FEW_WINDOWS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +26,7 @@ class Intervals:
 
     @property
     def total(self) -> int:
-        return int((self.end - self.start).sum())
+        return _length(self.start, self.end)
 
     def covered_before(self, times: Ints) -> Ints:
         """How much of the set lies before each time; two of these give the part inside a window."""
@@ -36,6 +38,21 @@ class Intervals:
         partial = np.clip(times - start, 0, self.end[inside] - start)
         return np.where(index > 0, self._before[inside] + partial, 0)
 
+    def inside(self, start: Ints, end: Ints) -> Ints:
+        """The part inside each window. Nothing is kept: sums of a long capture are a column as large as its own."""
+        if len(start) <= FEW_WINDOWS and "_before" not in self.__dict__:
+            windows = zip(start.tolist(), end.tolist(), strict=True)
+            return np.array([self._up_to(until) - self._up_to(since) for since, until in windows], np.int64)
+        once = Intervals(start=self.start, end=self.end)
+        return once.covered_before(end) - once.covered_before(start)
+
+    def _up_to(self, time: int) -> int:
+        count = int(np.searchsorted(self.start, time, side="right"))
+        if not count:
+            return 0
+        last = count - 1
+        return _length(self.start[:last], self.end[:last]) + min(time, int(self.end[last])) - int(self.start[last])
+
     @cached_property
     def _before(self) -> Ints:
         """How much of the set lies before each of its intervals; asked for again and again."""
@@ -44,9 +61,25 @@ class Intervals:
         return before
 
 
+def _length(start: Ints, end: Ints) -> int:
+    """The sum of lengths without a column of them: the sums of times may run over, their difference does not."""
+    return (int(end.sum()) - int(start.sum())) % 2**64
+
+
 def union(start: Ints, end: Ints) -> Intervals:
     """Merge intervals that overlap or touch."""
     return union_and_first(start, end)[0]
+
+
+def covered_ns(start: Ints, end: Ints) -> int:
+    """The length of the union, without its columns where the intervals are in order."""
+    if not len(start):
+        return 0
+    if not bool(np.all(start[1:] >= start[:-1])):
+        return union(start, end).total
+    reach = np.maximum.accumulate(end)
+    opens = np.concatenate(([True], start[1:] > reach[:-1], [True]))
+    return (int(reach.sum(where=opens[1:])) - int(start.sum(where=opens[:-1]))) % 2**64
 
 
 def union_and_first(start: Ints, end: Ints) -> tuple[Intervals, Ints]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.capture.intervals import Ints, union
+from llm_perf_opt.capture.intervals import Ints, covered_ns, union
 from llm_perf_opt.capture.kernels.names import classify_kernel
 from llm_perf_opt.capture.timeline import Activities, Timeline, distinct, join, take
 
@@ -127,14 +127,14 @@ def _rows(source: int, compute: Activities, copies: Activities) -> Iterator[Stre
 def _busy_ns(work: Activities, index: Ints) -> int:
     """When some of the work ran; nothing is copied where it is all of it."""
     if len(index) == len(work):
-        return union(work.start_ns, work.end_ns).total
-    return union(work.start_ns[index], work.end_ns[index]).total
+        return covered_ns(work.start_ns, work.end_ns)
+    return covered_ns(work.start_ns[index], work.end_ns[index])
 
 
 def _groups(stream: Ints) -> Iterator[tuple[int, Ints]]:
     """The rows of each stream, in order."""
     if len(stream) and not bool((stream != stream[0]).any()):
-        yield int(stream[0]), np.arange(len(stream))
+        yield int(stream[0]), np.arange(len(stream), dtype=np.int32)
         return
     values = distinct(stream)
     code = np.searchsorted(values, stream).astype(np.int16 if len(values) < 2**15 else np.int64)
@@ -163,7 +163,7 @@ def _serial(source: int, timeline: Timeline, compute: Activities) -> SerialStrea
         return None
     groups = dict(_groups(work.stream))
     busy = {stream: union(work.start_ns[index], work.end_ns[index]) for stream, index in groups.items()}
-    whole = union(work.start_ns, work.end_ns).total
+    whole = covered_ns(work.start_ns, work.end_ns)
     major = [stream for stream, own in busy.items() if own.total >= MIN_STREAM_SHARE * whole]
     if len(major) < 2:
         return None

@@ -92,9 +92,10 @@ class _Part:
     def __init__(self, timeline: Timeline, process: int) -> None:
         kernels, graphs = timeline.kernels, timeline.graphs
         self._names = (*timeline.names, GRAPH)
-        compute = join([kernels, graphs])
-        name = np.concatenate((kernels.name, np.full(len(graphs), len(timeline.names), np.int64)))
-        talks = np.concatenate((communication_kernels(timeline), np.zeros(len(graphs), np.bool_)))
+        compute, name, talks = join([kernels, graphs]), kernels.name, communication_kernels(timeline)
+        if len(graphs):
+            name = np.concatenate((name, np.full(len(graphs), len(timeline.names), name.dtype)))
+            talks = np.concatenate((talks, np.zeros(len(graphs), np.bool_)))
         mine = compute.process == process
         if not bool(mine.all()):
             compute, name, talks = take(compute, np.flatnonzero(mine)), name[mine], talks[mine]

@@ -83,6 +83,19 @@ def joined(parts: Sequence[dict[str, Ints]]) -> dict[str, Ints]:
     return {key: np.concatenate([part.pop(key) for part in parts]) for key in tuple(parts[0])} if parts else {}
 
 
+def narrow(numbers: Ints) -> Ints:
+    """The numbers in 32 bits where all of them fit."""
+    limit = 2**31
+    fits = not len(numbers) or (int(numbers.min()) >= -limit and int(numbers.max()) < limit)
+    return numbers.astype(np.int32) if fits else numbers
+
+
+def one_for_all(column: Ints) -> Ints:
+    """A column, read-only and of one number in memory where all of its numbers are that one."""
+    alike = len(column) > 1 and bool((column == column[0]).all())
+    return np.broadcast_to(column[:1].copy(), column.shape) if alike else column
+
+
 class Ids:
     """Codes for the ids of a long column, in the order they are met."""
 

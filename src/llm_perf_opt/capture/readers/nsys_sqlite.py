@@ -28,6 +28,8 @@ from llm_perf_opt.capture.readers.nsys_columns import (
     encode,
     joined,
     migrated,
+    narrow,
+    one_for_all,
     read_events,
 )
 from llm_perf_opt.capture.readers.nsys_database import LATEST_NS, NsysDatabase, as_text, open_nsys_database
@@ -406,6 +408,7 @@ def _work(
             rows["name"] = copy_kinds(rows)
         rows["process"], rows["name"] = owners.codes(rows["process"]), names.codes(rows["name"])
         rows["device"], rows["stream"] = _small(rows["device"]), _small(rows["stream"])
+        rows["correlation"] = narrow(rows["correlation"])
         parts.append({key: column for key, column in rows.items() if key not in ("source", "target")})
     notes += left_out.notes(table)
     columns = joined(parts) or no_rows
@@ -414,7 +417,8 @@ def _work(
     if table == COPIES and bool((moved := migrated(kinds)).any()):
         columns["by_driver"] = moved[place].astype(np.int8)
     columns["name"] = code(kinds, place)
-    return columns
+    # Of millions of kernels mostly one process, device and stream: three columns less.
+    return columns | {key: one_for_all(columns[key]) for key in ("process", "device", "stream")}
 
 
 def _small(numbers: Ints) -> Ints:
@@ -466,7 +470,7 @@ def _calls(db: NsysDatabase, names: Names, notes: list[str]) -> tuple[Calls, Int
         for key, unsaid in (("tid", 0), ("correlation", -1)):
             if key not in rows:
                 rows[key] = np.full(len(rows["start"]), unsaid, np.int64)
-        parts.append({**rows, "tid": threads.codes(rows["tid"])})
+        parts.append({**rows, "tid": threads.codes(rows["tid"]), "correlation": narrow(rows["correlation"])})
     notes += left_out.notes(CALLS)
     columns = joined(parts)
     if not columns:
@@ -477,7 +481,7 @@ def _calls(db: NsysDatabase, names: Names, notes: list[str]) -> tuple[Calls, Int
     calls = Calls(
         start_ns=columns["start"],
         end_ns=columns["end"],
-        thread=thread,
+        thread=one_for_all(thread),
         name=names.strings(*kinds.ids.in_order(columns["name"])) if named else np.full(len(thread), -1, np.int32),
         launches=np.zeros_like(wait),
         waits=wait,
