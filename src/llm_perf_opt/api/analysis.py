@@ -9,6 +9,7 @@ from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, Coverage, Diagnosis, Program, ScopeRecord
 from llm_perf_opt.sql.view_schema import BY_NAME, VIEWS
+from llm_perf_opt.system.terminal import cut_text
 
 if TYPE_CHECKING:
     from llm_perf_opt.api.sources import AnalysisSource
@@ -232,8 +233,7 @@ class PerfAnalysis:
         return {}
 
     def __repr__(self) -> str:
-        verdict = self.verdict
-        shown = verdict if len(verdict) <= VERDICT_SHOWN else f"{verdict[: VERDICT_SHOWN - 1]}…"
+        shown = cut_text(self.verdict, VERDICT_SHOWN)
         count = len(self.findings)
         return f"{type(self).__name__}({self.name}: {shown} {count} finding{'' if count == 1 else 's'})"
 

@@ -182,6 +182,11 @@ class LaunchShape:
     shared_bytes: int | None = None
 
 
+def positive_or_none(value: object) -> int | None:
+    """A whole number above 0, where that is what a file holds."""
+    return value if type(value) is int and value > 0 else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class CapturedGpu:
     """What the capture says about a GPU; None where it says nothing."""
@@ -400,7 +405,7 @@ def grouped(values: Ints) -> tuple[Ints, Ints]:
     return found, np.searchsorted(found, values)
 
 
-def percentile(values: Ints, percent: float) -> float:
+def int_percentile(values: Ints, percent: float) -> float:
     """As numpy's, between two values in proportion; that one loads masked arrays too."""
     place = percent / 100 * (len(values) - 1)
     at = int(place)

@@ -231,7 +231,7 @@ def _inside(start_ns: Ints, end_ns: Ints, start: int, end: int) -> Flags:
     return (start_ns < end) & (end_ns > start)
 
 
-def _cut(values: Ints, start: int, end: int) -> list[int]:
+def _clipped(values: Ints, start: int, end: int) -> list[int]:
     """Times since the window began, those outside moved to its edge."""
     return [int(v) for v in np.clip(values, start, end) - start]
 
@@ -242,7 +242,7 @@ def _kernels(
     codes = {int(i): names[timeline.names[int(i)]] for i in distinct(work.name)}
     kinds = {i: CLASSES.index(_class(timeline.names[i])) for i in codes}
     lanes, streams = _lanes(work)
-    rows = zip(_cut(work.start_ns, start, end), _cut(work.end_ns, start, end), lanes, work.name, strict=True)
+    rows = zip(_clipped(work.start_ns, start, end), _clipped(work.end_ns, start, end), lanes, work.name, strict=True)
     return [(s, e, lane, codes[int(n)], kinds[int(n)]) for s, e, lane, n in rows], streams
 
 
@@ -303,8 +303,8 @@ def _calls(
     kind = np.where(calls.waits[pick], WAIT, np.where(calls.launches[pick], LAUNCH, CALL)).tolist()
     named = {int(i): names[timeline.names[int(i)]] if i >= 0 else -1 for i in distinct(calls.name[pick])}
     columns = (
-        _cut(calls.start_ns[pick], start, end),
-        _cut(calls.end_ns[pick], start, end),
+        _clipped(calls.start_ns[pick], start, end),
+        _clipped(calls.end_ns[pick], start, end),
         calls.thread[pick].tolist(),
         calls.name[pick].tolist(),
         kind,
@@ -316,7 +316,7 @@ def _calls(
     shown: list[int] = [-1] * len(events)
     if operators is not None:
         labels = _codes(names, timeline.names, operators.name[seen])
-        begin, stop = _cut(operators.start_ns[seen], start, end), _cut(operators.end_ns[seen], start, end)
+        begin, stop = _clipped(operators.start_ns[seen], start, end), _clipped(operators.end_ns[seen], start, end)
         own = zip(begin, stop, operators.thread[seen].tolist(), labels, strict=True)
         events += [(s, e, lane[t], n) for s, e, t, n in own]
         if inputs is not None:
@@ -342,8 +342,8 @@ def _ranges(timeline: Timeline, start: int, end: int, names: Codes[str]) -> list
     ranges = timeline.ranges
     pick = np.flatnonzero(_inside(ranges.start_ns, ranges.end_ns, start, end))
     rows = zip(
-        _cut(ranges.start_ns[pick], start, end),
-        _cut(ranges.end_ns[pick], start, end),
+        _clipped(ranges.start_ns[pick], start, end),
+        _clipped(ranges.end_ns[pick], start, end),
         ranges.thread[pick],
         _codes(names, timeline.names, ranges.name[pick]),
         strict=True,

@@ -62,7 +62,7 @@ def _report(args: argparse.Namespace) -> int:
 
         print_json(msgspec.to_builtins(found))
     else:
-        cells = _table(found)
+        cells = _runs_table(found)
         print(terminal_table(cells.columns, [[printable(c) for c in row] for row in cells.rows], right=cells.numeric))
         if any(run.on_front for run in found.runs):
             print(f"{FRONT}: no other run is better in {' or '.join(found.objectives)} without losing in the other")
@@ -207,7 +207,7 @@ def _read_jobs(folder: Path, document: JobsDocument) -> ReadSweep:
 
 
 def render_md(found: SweepDocument, notes: Sequence[str]) -> str:
-    cells = _table(found)
+    cells = _runs_table(found)
     rows = [[escape(cell) for cell in row] for row in cells.rows]
     lines = ["# Sweep", "", _sentence(found), ""]
     lines += table(cells.columns, rows, right=[cells.columns[i] for i in cells.numeric])
@@ -219,7 +219,7 @@ def render_html(found: SweepDocument, notes: Sequence[str], page: Path) -> str:
     return render_runs_page(
         title="Sweep",
         sentence=_sentence(found),
-        table=replace(_table(found), links=tuple(report_link(run.path, page) for run in found.runs)),
+        table=replace(_runs_table(found), links=tuple(report_link(run.path, page) for run in found.runs)),
         charts=[chart for chart in charts if chart is not None],
         notes=notes,
     )
@@ -241,7 +241,7 @@ def _name(found: SweepDocument, run: SweptRun) -> str:
     return ", ".join(f"{key}={run.settings[key]}" for key in found.keys) or run.run_id
 
 
-def _table(found: SweepDocument) -> RunsTable:
+def _runs_table(found: SweepDocument) -> RunsTable:
     columns = ("run", *found.keys, *found.metrics, "front")
     rows = []
     for run in found.runs:
@@ -298,7 +298,7 @@ def _against(found: SweepDocument, metric: str, key: str) -> Chart | None:
         spread = number.spread
         points.append(
             ChartPoint(
-                x=_number(value),
+                x=_float_or_text(value),
                 y=number.value,
                 low=None if spread is None else spread.p10,
                 high=None if spread is None else spread.p90,
@@ -314,7 +314,7 @@ def _against(found: SweepDocument, metric: str, key: str) -> Chart | None:
     return Chart(title=f"{metric} against {key}", x_label=key, y_unit=unit, points=tuple(points))
 
 
-def _number(text: str) -> float | str:
+def _float_or_text(text: str) -> float | str:
     try:
         return float(text)
     except ValueError:

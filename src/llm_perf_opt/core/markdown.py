@@ -36,5 +36,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collec
     return [_line(header), _line(marks), *(_line(row) for row in rows)]
 
 
+def table_block(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table as one text."""
+    return "\n".join(table(header, rows))
+
+
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"

@@ -1,10 +1,12 @@
 """A section a stage adds to the report: text, its own numbers, tables, a picture and links, as plain data."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
+
+from llm_perf_opt.system.terminal import number_columns, terminal_table
 
 PICTURES = {
     ".svg": "image/svg+xml",
@@ -33,6 +35,12 @@ class SectionTable:
             raise ValueError(f"a table of {len(self.columns)} columns has a row of {len(wrong)}: {wrong}")
 
 
+def filled(title: str, columns: Mapping[str, Sequence[Cell]], source: str | None) -> SectionTable:
+    """A table without the columns that no row fills."""
+    kept = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}
+    return SectionTable(title=title, columns=tuple(kept), rows=tuple(zip(*kept.values(), strict=True)), source=source)
+
+
 # Significant digits of the largest number of a column; the others have as many decimal places.
 DIGITS = 4
 MOST_PLACES = 9
@@ -42,6 +50,12 @@ def table_texts(rows: Sequence[Sequence[Cell]]) -> list[list[str]]:
     """Cells as they are shown: the numbers of a column with the same decimal places, a dash for what is not known."""
     columns = [_column_texts(column) for column in zip(*rows, strict=True)]
     return [list(row) for row in zip(*columns, strict=True)]
+
+
+def titled_table(table: SectionTable) -> str:
+    """A table for a terminal, below its title."""
+    rows = table_texts(table.rows)
+    return f"{table.title}\n{terminal_table(table.columns, rows, right=number_columns(rows))}"
 
 
 def _column_texts(column: Sequence[Cell]) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from llm_perf_opt.core.units import count_of, format_bytes, format_factor, format_ms, format_percent
 from llm_perf_opt.diagnosis.claim import Value
+from llm_perf_opt.system.terminal import cut_text
 
 NAME_WIDTH = 100
 # Before the noun of a count: `{gaps:# gap}`.
@@ -41,7 +42,7 @@ def fill(template: str, values: Mapping[str, Value]) -> str:
 
 
 def cut(name: str) -> str:
-    return name if len(name) <= NAME_WIDTH else name[: NAME_WIDTH - 1] + "…"
+    return cut_text(name, NAME_WIDTH)
 
 
 def capitalized(text: str) -> str:

@@ -86,7 +86,7 @@ def parse_filter(text: str) -> Filter:
     match = _FILTER.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"--where: not a filter (got {text!r}), allowed: such as model=llama3_1b or 'tpot_ms<20'")
-    if match["sign"] not in ("=", "!=") and _number(match["value"]) is None:
+    if match["sign"] not in ("=", "!=") and _finite(match["value"]) is None:
         raise ConfigError(f"--where: {match['value']!r} is not a number (got {text!r}), allowed: such as 'tpot_ms<20'")
     return Filter(key=match["key"], sign=match["sign"], value=match["value"].strip())
 
@@ -96,7 +96,7 @@ def require_numbers(filters: Sequence[Filter], runs: Sequence[IndexedRun]) -> No
     problems = [
         f"--where: {one.key} is a number (got {one.key}{one.sign}{one.value}), allowed: such as '{one.key}<20'"
         for one in filters
-        if one.value and _number(one.value) is None and any(isinstance(run.value(one.key), float) for run in runs)
+        if one.value and _finite(one.value) is None and any(isinstance(run.value(one.key), float) for run in runs)
     ]
     if problems:
         raise ConfigError(problems)
@@ -159,13 +159,13 @@ def setting(run: IndexedRun, key: str) -> str | None:
 def _same(found: float | str | None, wanted: str) -> bool:
     if found is None:
         return wanted == ""
-    number = _number(wanted)
+    number = _finite(wanted)
     if isinstance(found, float) and number is not None:
         return found == number
     return str(found) == wanted
 
 
-def _number(text: str) -> float | None:
+def _finite(text: str) -> float | None:
     try:
         number = float(text)
     except ValueError:
@@ -176,7 +176,7 @@ def _number(text: str) -> float | None:
 def _rank(value: float | str | None) -> tuple[int, float, str]:
     if isinstance(value, float):
         return 0, value, ""
-    number = _number(str(value))
+    number = _finite(str(value))
     return (0, number, "") if number is not None else (1, 0.0, str(value))
 
 

@@ -83,14 +83,14 @@ class LoadedRun:
             for stage in self.manifest.stages
             for name, metric in stage.metrics.items()
         ]
-        return _table(rows)
+        return _run_table(rows)
 
     @cached_property
     def samples(self) -> RunTable:
         """Every sample of every repeat of the clean pass."""
         lines = self._files.samples
         names = list(dict.fromkeys(name for line in lines for name in line.values))
-        return _table(
+        return _run_table(
             [
                 {
                     "sample_id": line.sample_id,
@@ -107,7 +107,7 @@ class LoadedRun:
         from llm_perf_opt.report.run_files import Found
 
         capture = self._files.capture
-        return _table([asdict(row) for row in capture.content.kernels] if isinstance(capture, Found) else [])
+        return _run_table([asdict(row) for row in capture.content.kernels] if isinstance(capture, Found) else [])
 
     @cached_property
     def operators(self) -> RunTable:
@@ -115,7 +115,7 @@ class LoadedRun:
         from llm_perf_opt.report.run_files import Found
 
         operators = self._files.operators
-        return _table([asdict(row) for row in operators.content] if isinstance(operators, Found) else [])
+        return _run_table([asdict(row) for row in operators.content] if isinstance(operators, Found) else [])
 
     @cached_property
     def ranges(self) -> RunTable:
@@ -124,7 +124,7 @@ class LoadedRun:
 
         capture = self._files.capture
         rows = capture.content.ranges if isinstance(capture, Found) else ()
-        return _table(
+        return _run_table(
             [
                 {
                     "name": row.name,
@@ -154,6 +154,6 @@ def load_run(path: Path | str) -> LoadedRun:
     return LoadedRun(path=folder, manifest=read_manifest(folder))
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> RunTable:
+def _run_table(rows: Sequence[Mapping[str, Any]]) -> RunTable:
     names = list(rows[0]) if rows else []
     return RunTable(columns={name: [row[name] for row in rows] for name in names})

@@ -39,7 +39,7 @@ class MetaModel:
         self._model = replace(model, weights="random", path=None, geometry=dict(geometry), dtype="bfloat16")
         self._adapter, self.what = adapter, what
         self._experts_read = _share_of_experts(geometry)
-        self.count = cache(self._count)
+        self.count = cache(self._count_operators)
 
     @property
     def reason(self) -> str:
@@ -62,7 +62,7 @@ class MetaModel:
         plain = sum(count for group, count in parameters.items() if group not in {*left_out, "experts"})
         return plain + parameters.get("experts", 0) * self._experts_read
 
-    def _count(self, batch: int, prompt: int, context: int) -> tuple[Mapping[str, int], Mapping[str, Count]]:
+    def _count_operators(self, batch: int, prompt: int, context: int) -> tuple[Mapping[str, int], Mapping[str, Count]]:
         from llm_perf_opt.profiling.static_child import count_phases
 
         shape = Shape(batch=batch, prompt=prompt, context=context, how="as asked for")

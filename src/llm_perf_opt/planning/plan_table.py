@@ -48,8 +48,8 @@ def render_plan(
         return "\n".join([*lines, *_nearest(answer.rows, limits)]) + "\n"
     if demand is None:
         best = best_of_each(answer.kept, price)
-        lines += ["Cheapest of each device:", _table(best, limits), "", "What nothing else beats (Pareto front):"]
-        lines += [_table(front(answer.kept), limits), ""]
+        lines += ["Cheapest of each device:", _listed(best, limits), "", "What nothing else beats (Pareto front):"]
+        lines += [_listed(front(answer.kept), limits), ""]
     else:
         best = best_of_each(answer.kept, bill)
         lines += ["Cheapest of each device:", _bill(best, limits, demand), ""]
@@ -69,7 +69,7 @@ def replicas_of(row: Row) -> int:
     return layout.dp // max(1, layout.ep // layout.tp)
 
 
-def _table(rows: Sequence[Row], limits: Limits) -> str:
+def _listed(rows: Sequence[Row], limits: Limits) -> str:
     header = ("hardware", "n", "spread", "dtype", "batch", _first(limits), "tpot ms", "tok/s", "each", "cost/M")
     cells = []
     for row in rows:
@@ -184,11 +184,11 @@ def _nearest(rows: Sequence[Row], limits: Limits) -> list[str]:
     if quick is smooth:
         return [
             "Nearest: the shortest time to first token, which has the shortest per token too.",
-            _table([quick], limits),
+            _listed([quick], limits),
         ]
     return [
         "Nearest: the shortest time to first token, and the shortest time per token.",
-        _table([quick, smooth], limits),
+        _listed([quick, smooth], limits),
     ]
 
 

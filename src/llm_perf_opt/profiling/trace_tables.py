@@ -18,7 +18,7 @@ from llm_perf_opt.core.documents import MetricsDocument
 from llm_perf_opt.core.markdown import code, table
 from llm_perf_opt.core.names import KERNELS_CSV, OPERATORS_CSV, OPERATORS_MD
 from llm_perf_opt.core.records import StageFile
-from llm_perf_opt.system.terminal import printable
+from llm_perf_opt.system.terminal import cut_text, printable
 
 if TYPE_CHECKING:
     from llm_perf_opt.capture.operators import ModuleShares
@@ -117,7 +117,7 @@ def _section(
 
 
 def _code(text: str, most: int) -> str:
-    return code(text if len(text) <= most else text[: most - 1] + "…") if text else ""
+    return code(cut_text(text, most)) if text else ""
 
 
 def _us(ns: float) -> str:

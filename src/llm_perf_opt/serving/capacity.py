@@ -15,9 +15,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from llm_perf_opt.core.percentiles import percentile
 from llm_perf_opt.core.units import digits
 from llm_perf_opt.serving.load_records import LoadRun, RequestRecord
-from llm_perf_opt.serving.load_results import CapacityResult, LevelResult, Resource, percentile, tpot_s
+from llm_perf_opt.serving.load_results import CapacityResult, LevelResult, Resource, tpot_s
 from llm_perf_opt.serving.serving_config import LoadLevel, SloSection
 
 MOST_LEVELS = 8

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from llm_perf_opt.core.percentiles import percentile
 from llm_perf_opt.core.units import digits, format_ms
 from llm_perf_opt.serving.counters import CounterSample, ServerCounter, summarise_counters
 from llm_perf_opt.serving.load_records import LoadRun, RequestRecord
@@ -268,14 +269,6 @@ def tpot_s(record: RequestRecord) -> float | None:
     if record.latency_s is None or record.ttft_s is None or record.output_tokens < 2:
         return None
     return (record.latency_s - record.ttft_s) / (record.output_tokens - 1)
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest ranks, as numpy's default is. `values` are sorted."""
-    at = (len(values) - 1) * percent / 100
-    low = math.floor(at)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (values[high] - values[low]) * (at - low)
 
 
 def latency_figures(seconds: Sequence[float]) -> LatencyFigures | None:

@@ -17,7 +17,7 @@ import numpy as np
 from llm_perf_opt.errors import ConfigError, ToolError
 from llm_perf_opt.sql.events import Values, ViewRows
 from llm_perf_opt.sql.view_schema import MISSING, SqlView
-from llm_perf_opt.system.terminal import number_columns, printable, table_text
+from llm_perf_opt.system.terminal import cut_text, number_columns, printable, table_text
 
 # What a notebook shows of a table: a cell stays below 20 kB.
 SHOWN_ROWS, SHOWN_COLUMNS, SHOWN_TEXT = 10, 16, 80
@@ -192,7 +192,7 @@ def _short(value: Any) -> str:
     if value is None:
         return ""
     text = f"{value:,.6g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
-    return text if len(text) <= SHOWN_TEXT else f"{text[: SHOWN_TEXT - 1]}…"
+    return cut_text(text, SHOWN_TEXT)
 
 
 def _package(name: str, extra: str) -> ModuleType:

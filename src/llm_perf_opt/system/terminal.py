@@ -275,7 +275,7 @@ def _fold(text: str, width: int) -> list[str]:
     if cell_len(text) <= width:
         return [text]
     lines: list[str] = [""]
-    for word in (_cut(word, width) for word in text.split(" ")):
+    for word in (_without_middle(word, width) for word in text.split(" ")):
         joined = f"{lines[-1]} {word}" if lines[-1] else word
         if cell_len(joined) <= width:
             lines[-1] = joined
@@ -284,13 +284,18 @@ def _fold(text: str, width: int) -> list[str]:
     return [line for line in lines if line] or [""]
 
 
-def _cut(word: str, width: int) -> str:
+def _without_middle(word: str, width: int) -> str:
     from rich.cells import cell_len, set_cell_size
 
     if cell_len(word) <= width:
         return word
     tail = word[len(word) - (width - 1) // 2 :]
     return set_cell_size(word, width - 1 - cell_len(tail)) + "…" + tail if cell_len(tail) < width - 1 else word[:width]
+
+
+def cut_text(text: str, most: int) -> str:
+    """A text of at most this many characters; an ellipsis for what is left out."""
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def number_columns(rows: Sequence[Sequence[str]]) -> list[int]:

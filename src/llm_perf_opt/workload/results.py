@@ -11,20 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_perf_opt.core.documents import PassTotals, Stats
+from llm_perf_opt.core.percentiles import percentile
 from llm_perf_opt.core.slowdown import TimedSample, matched_ratios
 from llm_perf_opt.workload.generation import Generation
 
 PERCENTILES = (10, 50, 90, 99)
 PERCENTILE_METHOD = "linear interpolation between the nearest ranks, rank = (n - 1) * p / 100"
 STD_METHOD = "sample standard deviation (n - 1); null when n < 2"
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """A percentile of values in ascending order."""
-    rank = (len(ordered) - 1) * percent / 100
-    low = math.floor(rank)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
 
 
 def summarise(values: Iterable[float], *, reason: str) -> Stats:

@@ -9,7 +9,7 @@ from llm_perf_opt.capture.intervals import Ints, innermost, intersect, nest, seg
 from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.capture.rows import Idle, RangeRow
 from llm_perf_opt.capture.tables import group_statistics
-from llm_perf_opt.capture.timeline import distinct, grouped, percentile
+from llm_perf_opt.capture.timeline import distinct, grouped, int_percentile
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, GraphTotals
 from tests.support.nsys_builder import OTHER_THREAD, PID, Export
@@ -474,7 +474,7 @@ def test_groups_are_those_numpy_finds(values: list[int]) -> None:
 def test_percentiles_are_those_of_numpy_to_the_last_digit(count: int) -> None:
     column = np.random.default_rng(count).integers(0, 10**12, count)
     wanted = (0, 25, 50, 75, 90, 99.9, 100)
-    assert [percentile(column, percent) for percent in wanted] == np.percentile(column, wanted).tolist()
+    assert [int_percentile(column, percent) for percent in wanted] == np.percentile(column, wanted).tolist()
 
 
 @pytest.mark.parametrize("groups", [1, 3, 60])

@@ -150,11 +150,11 @@ def short_kernel_name(name: str) -> str:
     if _runs_a_type(base) and (inner := _first_type(arguments)):
         tile = _TILE.search(arguments)
         short = short_kernel_name(inner)
-        return _cut(f"{short}[{'x'.join(tile.groups())}]" if tile and not short.endswith("]") else short)
+        return _without_middle(f"{short}[{'x'.join(tile.groups())}]" if tile and not short.endswith("]") else short)
     if base in _GENERIC and len(parts) > 1:
         base = "::".join(parts[-2:])
     detail = _detail(arguments)
-    return _cut(f"{base}[{detail}]" if detail else base or name)
+    return _without_middle(f"{base}[{detail}]" if detail else base or name)
 
 
 def distinct_short_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -301,6 +301,6 @@ def _detail(arguments: str) -> str:
     return ""
 
 
-def _cut(text: str) -> str:
+def _without_middle(text: str) -> str:
     """A long name keeps its end: generated names differ in their last number."""
     return text if len(text) <= MAX_LENGTH else text[: MAX_LENGTH - 1 - TAIL_LENGTH] + "…" + text[-TAIL_LENGTH:]

@@ -176,7 +176,7 @@ def _devices(listed: list[Any], traces: list[Any], sites: _Sites, *, limit: int)
     """`limit` bounds how many rows there may be: each takes some bytes, unless a file repeats one list endlessly."""
     segments: dict[int, list[Mapping[str, Any]]] = {}
     for segment in _bounded(listed, limit):
-        segments.setdefault(_number(segment["device"]) if "device" in segment else 0, []).append(segment)
+        segments.setdefault(_whole_number(segment["device"]) if "device" in segment else 0, []).append(segment)
     left = limit
     for device in sorted({*segments, *(n for n, trace in enumerate(traces) if trace)}):
         events = tuple(_event(e, sites) for e in _bounded(traces[device] if device < len(traces) else [], left))
@@ -184,13 +184,13 @@ def _devices(listed: list[Any], traces: list[Any], sites: _Sites, *, limit: int)
         live, free, reserved = [], [], 0
         for segment in segments.get(device, ()):
             reserved += _size(segment["total_size"])
-            address = _number(segment.get("address", 0))
+            address = _whole_number(segment.get("address", 0))
             for block in _bounded(segment["blocks"], left):
                 left -= 1
                 size = _size(block["size"])
                 if block["state"] == "active_allocated":
                     requested = _size(block["requested_size"]) if "requested_size" in block else size
-                    at = _number(block["address"]) if "address" in block else address
+                    at = _whole_number(block["address"]) if "address" in block else address
                     site = sites.code(block.get("frames") or _history(block))
                     live.append(SnapshotBlock(address=at, requested_bytes=requested, size_bytes=size, site=site))
                 elif block["state"] == "inactive":
@@ -215,10 +215,10 @@ def _event(entry: Mapping[str, Any], sites: _Sites) -> SnapshotEvent:
     address = entry.get("addr", 0)
     return SnapshotEvent(
         action=action,
-        address=_number(address),
+        address=_whole_number(address),
         size_bytes=_size(entry.get("size", 0)),
         site=site,
-        time_us=None if time is None else _number(time),
+        time_us=None if time is None else _whole_number(time),
     )
 
 
@@ -231,12 +231,12 @@ def _bounded(rows: Iterable[Any], limit: int) -> Sequence[Any]:
 
 
 def _size(value: Any) -> int:
-    if not 0 <= _number(value) < MOST_ALLOCATED:
+    if not 0 <= _whole_number(value) < MOST_ALLOCATED:
         raise ValueError(f"a size of {value} bytes")
     return int(value)
 
 
-def _number(value: Any) -> int:
+def _whole_number(value: Any) -> int:
     if type(value) is not int or not -(2**63) <= value < 2**64:
         raise ValueError(f"{type(value).__name__} where a number belongs")
     return value

@@ -171,16 +171,16 @@ def _device(row: dict[str, Any]) -> CapturedGpu:
     major, minor = (row[key] if isinstance(row[key], int) else None for key in ("computeMajor", "computeMinor"))
     return CapturedGpu(
         name=as_utf8(str(row["name"])),
-        sm_count=_number(row["smCount"]),
-        clock_hz=_number(row["clockRate"]),
-        l2_bytes=_number(row["l2CacheSize"]),
-        memory_bytes=_number(row["totalMemory"]),
-        memory_bytes_per_s=_number(row["memoryBandwidth"]),
+        sm_count=_known_number(row["smCount"]),
+        clock_hz=_known_number(row["clockRate"]),
+        l2_bytes=_known_number(row["l2CacheSize"]),
+        memory_bytes=_known_number(row["totalMemory"]),
+        memory_bytes_per_s=_known_number(row["memoryBandwidth"]),
         compute_capability=None if major is None or minor is None else f"{major}.{minor}",
     )
 
 
-def _number(value: Any) -> int | None:
+def _known_number(value: Any) -> int | None:
     """Zero means nsys does not know."""
     text = str(value)
     return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS and int(text) > 0 else None

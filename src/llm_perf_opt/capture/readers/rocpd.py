@@ -33,6 +33,7 @@ from llm_perf_opt.capture.timeline import (
     lost_notes,
     no_activities,
     no_calls,
+    positive_or_none,
 )
 from llm_perf_opt.errors import ParseError
 
@@ -162,7 +163,7 @@ class _Reader:
     def _kernels(self) -> tuple[Activities, tuple[LaunchShape, ...]]:
         columns = self._columns(KERNELS, (*_WORK.values(), "agent_type_index", *_SHAPE))
         work = self._work(KERNELS, columns, self._numbers(KERNELS, columns["agent_type_index"]), None)
-        total = self._count(DISPATCHES)
+        total = self._row_count(DISPATCHES)
         if total > len(work):
             self._notes.append(f"{total - len(work):,} of {total:,} kernels are in no view of the database")
         codes: Codes[LaunchShape] = Codes()
@@ -253,7 +254,7 @@ class _Reader:
                 "--sys-trace` (or --hip-trace)"
             )
 
-    def _count(self, view: str) -> int:
+    def _row_count(self, view: str) -> int:
         return int(self._db.query(f'SELECT count(*) FROM "{view}"')[0][0]) if self._db.columns(view) else 0
 
     def _schema(self) -> str | None:
@@ -335,15 +336,10 @@ def _device(name: Any, extra: Any) -> CapturedGpu:
     banks = said.get("mem_banks")
     sizes = [b.get("size_in_bytes") for b in banks if isinstance(b, dict)] if isinstance(banks, list) else []
     memory = sum(size for size in sizes if type(size) is int and size > 0)
-    clock_mhz = _count(said, "max_engine_clk_fcompute")
+    clock_mhz = positive_or_none(said.get("max_engine_clk_fcompute"))
     return CapturedGpu(
         name=str(name),
-        sm_count=_count(said, "cu_count"),
+        sm_count=positive_or_none(said.get("cu_count")),
         clock_hz=None if clock_mhz is None else clock_mhz * 1_000_000,
         memory_bytes=memory or None,
     )
-
-
-def _count(said: dict[str, Any], key: str) -> int | None:
-    value = said.get(key)
-    return value if type(value) is int and value > 0 else None

@@ -50,6 +50,7 @@ from llm_perf_opt.capture.timeline import (
     join_calls,
     lost_notes,
     no_activities,
+    positive_or_none,
 )
 from llm_perf_opt.core.host import usable_cores
 from llm_perf_opt.core.units import count_of
@@ -385,8 +386,8 @@ def _devices(head: dict[str, Any]) -> tuple[CapturedGpu, ...]:
     return tuple(
         CapturedGpu(
             name=as_utf8(str(d["name"])),
-            sm_count=_count(d, "numSms"),
-            memory_bytes=_count(d, "totalGlobalMem"),
+            sm_count=positive_or_none(d.get("numSms")),
+            memory_bytes=positive_or_none(d.get("totalGlobalMem")),
             compute_capability=_capability(d),
         )
         for d in found
@@ -402,15 +403,9 @@ def _origin(head: dict[str, Any]) -> Origin:
     rank, size = (job.get(key) for key in ("rank", "world_size"))
     return Origin(
         rank=rank if type(rank) is int and rank >= 0 else None,
-        world_size=size if type(size) is int and size > 0 else None,
+        world_size=positive_or_none(size),
         base_ns=base_ns,
     )
-
-
-def _count(device: dict[str, Any], key: str) -> int | None:
-    """A number above 0 where that is what is there."""
-    value = device.get(key)
-    return value if type(value) is int and value > 0 else None
 
 
 def _capability(device: dict[str, Any]) -> str | None:

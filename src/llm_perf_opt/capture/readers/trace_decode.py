@@ -253,7 +253,7 @@ def _piece(events: list[Any], to_ns: Callable[[list[Any]], Ints], *, detailed: b
     extras: Codes[Any] = Codes()
     tables, unusable, backwards = [], 0, 0
     for kind, rows in enumerate(buckets):
-        table, bad, negative = _table(kind, rows, to_ns, names, threads, shapes, extras if detailed else None)
+        table, bad, negative = _rows_of_kind(kind, rows, to_ns, names, threads, shapes, extras if detailed else None)
         tables.append(table)
         unusable += bad
         backwards += negative
@@ -269,7 +269,7 @@ def _piece(events: list[Any], to_ns: Callable[[list[Any]], Ints], *, detailed: b
     )
 
 
-def _table(
+def _rows_of_kind(
     kind: int,
     rows: list[Any],
     to_ns: Callable[[list[Any]], Ints],
@@ -302,7 +302,7 @@ def _table(
     extra: list[int] = []
     if extras is not None and kind == OPERATOR:
         shape = [shapes[b"" if e.args is None else bytes(e.args.input_dims)] for e in rows]
-        correlation = [-1 if e.args is None else _number(e.args.external) for e in rows]
+        correlation = [-1 if e.args is None else _id_number(e.args.external) for e in rows]
         extra = [extras[_inputs(e)] for e in rows]
     elif extras is not None and kind == KERNEL:
         extra = [-1 if a is None or not bytes(a.collective) else extras[_collective(a)] for a in arguments]
@@ -331,7 +331,7 @@ def _table(
     )
 
 
-def _number(value: msgspec.Raw) -> int:
+def _id_number(value: msgspec.Raw) -> int:
     """An id, written as a number or as text; -1 where there is none."""
     digits = bytes(value).strip(b'"')
     return int(digits) if digits.isdigit() and len(digits) <= MOST_DIGITS else -1

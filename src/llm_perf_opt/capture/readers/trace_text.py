@@ -201,14 +201,14 @@ class _Bounded(BufferedIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         number = self._file.readinto(buffer)
-        self._count(number)
+        self._take(number)
         return number
 
     def _counted(self, data: bytes) -> bytes:
-        self._count(len(data))
+        self._take(len(data))
         return data
 
-    def _count(self, number: int) -> None:
+    def _take(self, number: int) -> None:
         self._left -= number
         if self._left < 0:
             raise too_much(self._path, self._limit)

@@ -8,7 +8,7 @@ import numpy as np
 
 from llm_perf_opt.capture.intervals import Ints
 from llm_perf_opt.capture.kernels.names import short_kernel_name
-from llm_perf_opt.capture.timeline import Timeline, distinct, grouped, percentile
+from llm_perf_opt.capture.timeline import Timeline, distinct, grouped, int_percentile
 
 MIN_ITERATIONS = 3
 # A loop shows in the first kernels of a capture; more of them only take time.
@@ -117,7 +117,7 @@ def _describe(how: str, kernels_each: int | None, parts: Sequence[tuple[int, Int
     length = np.concatenate([one for _, one in parts])
     source = np.concatenate([np.full(len(one), number) for number, one in parts])
     index = np.concatenate([np.arange(len(one)) for _, one in parts])
-    low, median, high = (int(value) for value in (percentile(length, percent) for percent in (25, 50, 75)))
+    low, median, high = (int(value) for value in (int_percentile(length, percent) for percent in (25, 50, 75)))
     deviation = MAD_TO_DEVIATION * float(np.median(np.abs(length - median)))
     far = np.flatnonzero(np.abs(length - median) > max(OUTLIER_DEVIATIONS * deviation, OUTLIER_SHARE * median))
     far = far[np.argsort(-np.abs(length[far] - median), kind="stable")]

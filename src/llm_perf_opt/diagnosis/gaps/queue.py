@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from llm_perf_opt.capture.intervals import Ints
-from llm_perf_opt.capture.timeline import Timeline, join, percentile
+from llm_perf_opt.capture.timeline import Timeline, int_percentile, join
 
-# Launches inspected, evenly over the capture: enough for every percentile, and a bound on the time it takes.
+# Launches inspected, evenly over the capture: enough for every int_percentile, and a bound on the time it takes.
 SAMPLE = 50_000
 SHORT_KERNEL_NS = 10_000
 
@@ -46,7 +46,7 @@ def measure_queue(timelines: Sequence[Timeline]) -> Queue | None:
         launches=sum(part.calls for part in parts),
         call_ns=sum(part.call_ns for part in parts),
         delay_median_ns=int(np.median(delay)),
-        delay_p90_ns=int(percentile(delay, 90)),
+        delay_p90_ns=int(int_percentile(delay, 90)),
         depth_median=float(np.median(depth)),
         empty_share=float((depth == 0).mean()),
         short_share=sum(part.short for part in parts) / sum(part.work for part in parts),

@@ -69,11 +69,11 @@ class WindowKeys(FamilyKeys, frozen=True, kw_only=True):
         if size is None:
             return FULL
         if self.start is not None:
-            return SLIDING if index >= _count(f, self.start) else FULL
+            return SLIDING if index >= _given(f, self.start) else FULL
         if self.full_every is None:
             return SLIDING
         counted = index if self.from_first else index + 1
-        is_full = counted % _count(f, self.full_every, least=1) == 0 or (self.last_full and index == layers - 1)
+        is_full = counted % _given(f, self.full_every, least=1) == 0 or (self.last_full and index == layers - 1)
         return FULL if is_full else SLIDING
 
 
@@ -90,7 +90,7 @@ class MlpKeys(FamilyKeys, frozen=True, kw_only=True):
         if self.times_hidden is None:
             width = f.integer(self.width)
         else:
-            by_hidden = _count(f, self.times_hidden, least=1) * hidden
+            by_hidden = _given(f, self.times_hidden, least=1) * hidden
             width = f.integer(self.width, by_hidden) if self.width else by_hidden
         return DenseMlp(width=width, is_gated=self.gated, bias=_flag(f, self.bias), is_fused_gate=self.fused_gate)
 
@@ -216,7 +216,7 @@ def _flag(f: Fields, given: Flag) -> bool:
     return given if isinstance(given, bool) else f.boolean(*given)
 
 
-def _count(f: Fields, given: Count, *, least: int = 0) -> int:
+def _given(f: Fields, given: Count, *, least: int = 0) -> int:
     if isinstance(given, int):
         return given
     return f.integer(*given) if least else f.count(*given)

@@ -77,7 +77,7 @@ class _Table:
 
 
 @cache
-def _table() -> _Table:
+def _generations() -> _Table:
     found = tomllib.loads(Path(__file__).with_name("gpu_generations.toml").read_text(encoding="utf-8"))
     return _Table(
         entries=tuple(
@@ -116,16 +116,16 @@ def gpu_generation(
 
     `hardware` is the device's own entry of the catalogue. None where nothing says what the GPU is.
     """
-    named = None if gpu_name is None else next((e for e in _table().entries if e.names.search(gpu_name)), None)
+    named = None if gpu_name is None else next((e for e in _generations().entries if e.names.search(gpu_name)), None)
     if named is not None:
         return _made(named, gpu_name, hardware, is_oldest=False, how=f"the device is named {gpu_name}")
     # AMD's GPUs give theirs in the same form, with other numbers behind it.
     if compute_capability is not None and not re.search(r"\bAMD\b|Radeon|Instinct", gpu_name or ""):
-        found = next((e for e in _table().entries if compute_capability.startswith(e.capability)), None)
+        found = next((e for e in _generations().entries if compute_capability.startswith(e.capability)), None)
         if found is not None:
             return _made(found, gpu_name, hardware, is_oldest=False, how=f"compute capability {compute_capability}")
     number, kernel = max(((built_for(name) or 0, name) for name in kernel_names), default=(0, ""))
-    built = next((e for e in _table().entries if number in e.built_for), None)
+    built = next((e for e in _generations().entries if number in e.built_for), None)
     if built is None:
         return None
     return _made(built, gpu_name, hardware, is_oldest=True, how=f"kernels are built for it or older ({kernel[:60]})")
@@ -134,8 +134,8 @@ def gpu_generation(
 def built_for(kernel: str) -> int | None:
     """The architecture a kernel's name says it is built for: 80 of `cutlass_80_…`, 70 of `volta_sgemm_…`, 942."""
     numbers = [int(number) for number in _NUMBER.findall(kernel)]
-    numbers += [_table().words[word] for word in _WORD.findall(kernel) if word in _table().words]
-    known = {number for entry in _table().entries for number in entry.built_for}
+    numbers += [_generations().words[word] for word in _WORD.findall(kernel) if word in _generations().words]
+    known = {number for entry in _generations().entries for number in entry.built_for}
     return max((number for number in numbers if number in known), default=None)
 
 
@@ -143,7 +143,7 @@ def _made(
     entry: _Entry, gpu_name: str | None, hardware: "HardwareSection | None", *, is_oldest: bool, how: str
 ) -> GpuGeneration:
     ratio_16, ratio_tf32, source = _ratios(entry, gpu_name, hardware)
-    own = (gb_s for names, gb_s in _table().host_links if gpu_name and names.search(gpu_name))
+    own = (gb_s for names, gb_s in _generations().host_links if gpu_name and names.search(gpu_name))
     return GpuGeneration(
         name=entry.name,
         vendor=entry.vendor,
@@ -168,7 +168,7 @@ def _ratios(
     if hardware is not None and base and wide:
         tf32 = peaks["tf32"] / base if "tf32" in peaks else None if "tf32" in entry.formats else 0.0
         return wide / base, tf32, f"data-sheet peaks of {hardware.name}"
-    family = next((ratio for ratio in _table().ratios if gpu_name and ratio.names.search(gpu_name)), None)
+    family = next((ratio for ratio in _generations().ratios if gpu_name and ratio.names.search(gpu_name)), None)
     if family is None:
         return None, None if "tf32" in entry.formats else 0.0, None
     return family.fp16, family.tf32, family.source

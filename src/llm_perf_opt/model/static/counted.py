@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llm_perf_opt.config.schema import HardwareSection
-from llm_perf_opt.core.markdown import table
+from llm_perf_opt.core.markdown import table_block
 from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.core.records import Metric
 from llm_perf_opt.core.units import si
@@ -223,7 +223,7 @@ def counted_markdown(analysis: CountedAnalysis, *, notes: Sequence[str] = ()) ->
         ("weights in memory", si(analysis.weights_bytes, "B")),
         ("KV cache of the batch at the context", si(analysis.kv_cache_bytes, "B")),
     ]
-    parts = [f"# Static analysis of {analysis.name}", opening, "## Model", "\n".join(table(("what", "value"), rows))]
+    parts = [f"# Static analysis of {analysis.name}", opening, "## Model", table_block(("what", "value"), rows)]
     for name, count in analysis.counts.items():
         parts += ["## Prefill" if name == PREFILL else "## Decode step", _phase_table(analysis, count)]
     parts += ["## Bounds", f"No bound: {analysis.reason}."]
@@ -245,4 +245,4 @@ def _phase_table(analysis: CountedAnalysis, count: Count) -> str:
         )
         for name, params, tally in [*listed, ("**total**", analysis.total, count.total)]
     ]
-    return "\n".join(table(("group", "parameters", "FLOPs", "bytes", "unfused", "operators"), rows))
+    return table_block(("group", "parameters", "FLOPs", "bytes", "unfused", "operators"), rows)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from llm_perf_opt.core.markdown import table
+from llm_perf_opt.core.markdown import table_block
 from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.core.units import or_dash, si
 from llm_perf_opt.model.hardware.work import Work
@@ -69,7 +69,7 @@ def _model_table(analysis: Analysis) -> str:
             ("routed experts a layer, per token", f"{e['experts']:.0f}, {e['per_token']:.0f}"),
             ("distinct experts expected in prefill, in a decode step", f"{e[PREFILL]:.1f}, {e[DECODE]:.1f}"),
         ]
-    return _table(("what", "value"), rows)
+    return table_block(("what", "value"), rows)
 
 
 def _latent(analysis: Analysis) -> list[str]:
@@ -83,7 +83,7 @@ def _latent(analysis: Analysis) -> list[str]:
         "Latent attention (MLA) can be run in three ways; the one in bold is what is analysed. *latent-expand* is what "
         "transformers does: it caches the latent and projects all keys and values up again every step."
     )
-    return ["## Latent attention", text, _table(("mode", "FLOPs of a decode step", "KV bytes per token"), rows)]
+    return ["## Latent attention", text, table_block(("mode", "FLOPs of a decode step", "KV bytes per token"), rows)]
 
 
 def _phase(analysis: Analysis, name: str) -> list[str]:
@@ -110,7 +110,7 @@ def _phase(analysis: Analysis, name: str) -> list[str]:
         )
     title = "## Prefill" if name == PREFILL else "## Decode step"
     header = ("group", "parameters", "FLOPs", "needed", "weights", "KV cache", "activations", "FLOP/byte", "unfused")
-    return [title, _table(header, rows)]
+    return [title, table_block(header, rows)]
 
 
 def _bounds(analysis: Analysis) -> str:
@@ -146,12 +146,8 @@ def _bounds(analysis: Analysis) -> str:
     reasons = dict.fromkeys(
         r for p in analysis.predictions.values() for r in (p.datasheet_reason, p.achievable_reason) if r
     )
-    lines = [f"Hardware: {analysis.hardware.name}.", _table(header, rows), *(f"- {reason}" for reason in reasons)]
+    lines = [f"Hardware: {analysis.hardware.name}.", table_block(header, rows), *(f"- {reason}" for reason in reasons)]
     return "\n\n".join([*lines, "\n".join(sources)]) if sources else "\n\n".join(lines)
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(table(header, rows))
 
 
 def _double_entry(analysis: Analysis) -> str:
@@ -179,4 +175,4 @@ def _double_entry(analysis: Analysis) -> str:
         "Like is compared with like: the same full rectangle of attention scores, and the bytes of matrix operators "
         "(operands and result) on both sides. Norms hold no product, so only their FLOPs (none) are compared."
     )
-    return "\n\n".join([like, _table(header, rows), verdict])
+    return "\n\n".join([like, table_block(header, rows), verdict])

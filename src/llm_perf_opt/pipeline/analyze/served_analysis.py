@@ -9,7 +9,7 @@ import msgspec
 
 from llm_perf_opt.core.manifest import RunManifest, write_json, write_manifest
 from llm_perf_opt.core.records import StageFile, StageRecord
-from llm_perf_opt.core.sections import SectionTable, table_texts
+from llm_perf_opt.core.sections import titled_table
 from llm_perf_opt.pipeline.analyze.analyze_run import require_free
 from llm_perf_opt.report.sections.load_pictures import draw_trade, with_pictures
 from llm_perf_opt.report.sections.served_load import bench_metrics, bench_sections
@@ -19,7 +19,6 @@ from llm_perf_opt.serving.load_results import BENCH, BENCH_FILE, BenchDocument
 from llm_perf_opt.system.files import real_path
 from llm_perf_opt.system.json_output import print_json
 from llm_perf_opt.system.redact import Redactor
-from llm_perf_opt.system.terminal import number_columns, terminal_table
 
 
 def analyze_results(files: Sequence[Path], output: Path | None, *, as_json: bool) -> None:
@@ -33,14 +32,9 @@ def analyze_results(files: Sequence[Path], output: Path | None, *, as_json: bool
         print_json(msgspec.to_builtins(document))
         return
     (section, *_) = bench_sections(document, source=BENCH_FILE)
-    print("\n\n".join([*section.paragraphs, *(_text(table) for table in section.tables)]))
+    print("\n\n".join([*section.paragraphs, *(titled_table(table) for table in section.tables)]))
     if output is not None:
         print(f"\nwritten: {output / 'report.md'}")
-
-
-def _text(table: SectionTable) -> str:
-    rows = table_texts(table.rows)
-    return f"{table.title}\n{terminal_table(table.columns, rows, right=number_columns(rows) if rows else [])}"
 
 
 def _write_run(run_dir: Path, files: Sequence[Path], document: BenchDocument) -> None:

@@ -4,14 +4,13 @@ from pathlib import Path
 
 import msgspec
 
-from llm_perf_opt.core.sections import SectionTable, table_texts
+from llm_perf_opt.core.sections import titled_table
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.sections.slow_requests import slow_sections
 from llm_perf_opt.serving.load_results import BENCH
 from llm_perf_opt.serving.requests.request_records import SLOW_FILE
 from llm_perf_opt.serving.requests.stored_requests import explain_run, is_load_run
 from llm_perf_opt.system.json_output import print_json
-from llm_perf_opt.system.terminal import number_columns, terminal_table
 
 __all__ = ["analyze_load_run", "is_load_run"]
 
@@ -28,9 +27,4 @@ def analyze_load_run(run_dir: Path, output: Path | None, *, as_json: bool) -> No
     if not sections:
         print("No request succeeded in this run.")
     for section in sections:
-        print("\n\n".join([*section.paragraphs, *(_text(table) for table in section.tables)]))
-
-
-def _text(table: SectionTable) -> str:
-    rows = table_texts(table.rows)
-    return f"{table.title}\n{terminal_table(table.columns, rows, right=number_columns(rows) if rows else [])}"
+        print("\n\n".join([*section.paragraphs, *(titled_table(table) for table in section.tables)]))

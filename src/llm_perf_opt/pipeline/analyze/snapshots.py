@@ -11,7 +11,7 @@ from llm_perf_opt.capture.allocations import DeviceMemory, MemorySnapshot, Snaps
 from llm_perf_opt.capture.readers.memory_snapshot import read_memory_snapshot
 from llm_perf_opt.core.manifest import RunManifest, write_json, write_manifest
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
-from llm_perf_opt.core.sections import Picture, Section, SectionTable, table_texts
+from llm_perf_opt.core.sections import Picture, Section, SectionTable, titled_table
 from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
 from llm_perf_opt.pipeline.analyze.analyze_run import require_free
 from llm_perf_opt.report.draw import steps_svg
@@ -19,7 +19,7 @@ from llm_perf_opt.report.write import write_reports
 from llm_perf_opt.system.files import real_path
 from llm_perf_opt.system.json_output import print_json
 from llm_perf_opt.system.redact import Redactor
-from llm_perf_opt.system.terminal import number_columns, printable, terminal_table
+from llm_perf_opt.system.terminal import printable
 
 STAGE = "memory_snapshot"
 DOCUMENT = "memory_snapshot.json"
@@ -49,9 +49,7 @@ def _texts(document: SnapshotDocument, top: int) -> Iterator[str]:
         for device in snapshot.devices:
             section = device_section(device, rows=top)
             yield "\n".join(printable(line) for line in (section.title, *section.paragraphs))
-            for table in section.tables:
-                rows = [[printable(text) for text in row] for row in table_texts(table.rows)]
-                yield f"{table.title}\n{terminal_table(table.columns, rows, right=number_columns(rows))}"
+            yield from map(titled_table, section.tables)
         if not snapshot.devices:
             yield "The snapshot holds no memory and no events."
         if snapshot.notes:

@@ -72,7 +72,7 @@ def type_bench(raw: dict[str, Any], *, user_dir: Path, overrides: tuple[str, ...
     """The composed values as sections, or a ConfigError that lists every problem."""
     load = raw["load"]
     if isinstance(load, dict):
-        load.update({key: _numbers(load.get(key)) for key in SWEPT})
+        load.update({key: _listed_numbers(load.get(key)) for key in SWEPT})
     server = raw["server"]
     if isinstance(server, dict):
         server.update({key: _words(server.get(key)) for key in WORD_LISTS})
@@ -140,15 +140,15 @@ def _cross_problems(typed: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _numbers(value: Any) -> Any:
+def _listed_numbers(value: Any) -> Any:
     """One number or several with commas as a list; anything else as it is, to be refused by its type."""
     if isinstance(value, str):
         parts = [part.strip() for part in value.split(",")]
-        return [_number(part) for part in parts]
+        return [_number_or_text(part) for part in parts]
     return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def _number(text: str) -> Any:
+def _number_or_text(text: str) -> Any:
     for kind in (int, float):
         try:
             return kind(text)

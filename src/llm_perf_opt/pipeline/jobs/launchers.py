@@ -52,7 +52,7 @@ def _launch_with_submitit(self: Any, job_overrides: Sequence[Sequence[str]], ini
     sweep_dir = Path(str(self.config.hydra.sweep.dir))
     # What is pickled there for the jobs holds their overrides as they were given.
     (sweep_dir / ".submitit").mkdir(mode=0o700, exist_ok=True)
-    numbers = [_number(overrides) for overrides in job_overrides]
+    numbers = [_job_number(overrides) for overrides in job_overrides]
     arguments = [
         (list(overrides), "hydra.sweep.dir", number, f"job_id_for_{number}", Singleton.get_state())
         for number, overrides in zip(numbers, job_overrides, strict=True)
@@ -76,7 +76,7 @@ def _launch_on_ray(self: Any, job_overrides: Sequence[Sequence[str]], initial_jo
     of_ray.start_ray(self.ray_cfg.init)
     tasks = {}
     for overrides in job_overrides:
-        number = _number(overrides)
+        number = _job_number(overrides)
         config = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
         with open_dict(config):
             config.hydra.job.id, config.hydra.job.num = f"job_id_for_{number}", number
@@ -111,7 +111,7 @@ def _executor(kind: str, params: dict[str, Any]) -> Any:
     return executor
 
 
-def _number(overrides: Sequence[str]) -> int:
+def _job_number(overrides: Sequence[str]) -> int:
     """The number of a job, which the sweeper gave it as the name of its directory."""
     return int(overrides[-1].rpartition("=")[2])
 

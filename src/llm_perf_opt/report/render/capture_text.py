@@ -81,7 +81,7 @@ def _sources(analysis: CaptureAnalysis, top: int) -> Text:
     if not rows:
         return Text()
     head = ("file", "made by", "schema", "kernels", "kernel ms", "busy ms")
-    return _table(head, rows) + _more(len(analysis.sources), top, "files")
+    return _aligned(head, rows) + _more(len(analysis.sources), top, "files")
 
 
 def _gpu(analysis: CaptureAnalysis) -> Text:
@@ -139,7 +139,7 @@ def _ranges(analysis: CaptureAnalysis, top: int) -> Text:
     )  # fmt: skip
     if not rows:
         return Text("no NVTX or user ranges in the capture" if _is_timed(analysis) else "")
-    table = _table(head, rows) + _more(len(analysis.ranges), top, "ranges")
+    table = _aligned(head, rows) + _more(len(analysis.ranges), top, "ranges")
     if analysis.shown.of_scope is not None:
         table += Text("\nof the whole capture: first instances may hold start-up")
     summed = [row for row in analysis.ranges[:top] if row.processes > 1]
@@ -172,7 +172,7 @@ def _kernels(analysis: CaptureAnalysis, top: int) -> Text:
     ]
     if not rows:
         return Text()
-    table = _table(("%", "total ms", "n", "avg µs", "class", "kernel"), rows)
+    table = _aligned(("%", "total ms", "n", "avg µs", "class", "kernel"), rows)
     table += _more(len(shown.kernels), top, "kernels") + _of_scope(shown)
     classes = _classes(shown.kernels)
     if len(classes) < 2:
@@ -204,7 +204,7 @@ def _operators(operators: Sequence[OperatorRow], top: int) -> Text:
     ]
     if not rows:
         return Text()
-    table = _table(("operator", "calls", "self CPU ms", "CPU ms", "self GPU ms", "GPU ms"), rows)
+    table = _aligned(("operator", "calls", "self CPU ms", "CPU ms", "self GPU ms", "GPU ms"), rows)
     return table + _more(len(operators), top, "operators")
 
 
@@ -232,7 +232,7 @@ def _ncu(ncu: NcuAnalysis, top: int) -> Text:
     ]
     measured = ("launches", "mean µs", "bound", "compute %", "memory %", "occupancy %")
     head = (*measured, *(("of timeline %",) if joined else ()), "kernel")
-    table = _table(head, rows) + _more(len(ncu.kernels), top, "kernels")
+    table = _aligned(head, rows) + _more(len(ncu.kernels), top, "kernels")
     parts = [table, *(_plain(line) for line in _advice(ncu, top))]
     return Text("\n").join(parts)
 
@@ -249,7 +249,7 @@ def _section(section: Section, top: int) -> Text:
     for table in section.tables:
         rows = [[text[:NAME_WIDTH] for text in row] for row in table_texts(table.rows[:top])]
         parts += [_plain(table.title)] if table.title else []
-        parts.append(_table(table.columns, rows) + _more(len(table.rows), top, "rows"))
+        parts.append(_aligned(table.columns, rows) + _more(len(table.rows), top, "rows"))
     return Text("\n").join(parts)
 
 
@@ -310,8 +310,8 @@ def _ms(time_ns: int | None) -> str:
     return or_dash(time_ns, "{:,.3f}", unit=1e6, dash="–")
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Text:
-    return table_text(head, rows, right=number_columns(rows) if rows else [])
+def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Text:
+    return table_text(head, rows, right=number_columns(rows))
 
 
 def _title(text: str) -> Text:

@@ -16,6 +16,7 @@ from llm_perf_opt.report.view.captured import captured_split, captured_tiles, ho
 from llm_perf_opt.report.view.headline import TONES, Tone
 from llm_perf_opt.report.view.report_view import ReportView
 from llm_perf_opt.report.view.shown import Shown, Tile, TimeSplit
+from llm_perf_opt.system.terminal import cut_text
 
 # Colours of the page's style sheet.
 TONE_COLOURS = {"good": "#009e73", "warn": "#e69f00", "bad": "#d55e00", "unknown": "#7a8794"}
@@ -137,5 +138,5 @@ def _colour(kind: str) -> str:
 
 def _text(text: str) -> str:
     """A text escaped, what is in backticks as code, and cut where it is not text to read."""
-    cut = text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
+    cut = cut_text(text, LONGEST_TEXT)
     return _CODE.sub(r"<code>\1</code>", escape(cut, quote=True))

@@ -33,7 +33,7 @@ def render_openmetrics(numbers: Mapping[str, Metric], labels: Mapping[str, str],
         if strict and word:
             lines.append(f"# UNIT {full} {word}")
         for stat, value in values.items():
-            lines.append(f"{full}{{{_labels({**labels, 'stat': stat})}}} {_number(value * factor)}")
+            lines.append(f"{full}{{{_labels({**labels, 'stat': stat})}}} {_nine_digits(value * factor)}")
     return "\n".join([*lines, *(["# EOF"] if strict else [])]) + "\n"
 
 
@@ -69,5 +69,5 @@ def _help(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n")
 
 
-def _number(value: float) -> str:
+def _nine_digits(value: float) -> str:
     return f"{value:.9g}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.report.view.roofline_view import Point, Roof, RooflineView
+from llm_perf_opt.system.terminal import cut_text
 
 WIDTH, HEIGHT = 900, 460
 LEFT, RIGHT, TOP, BOTTOM = 74, 18, 16, 52
@@ -157,8 +158,7 @@ def _labels(dots: Sequence[Dot], room: _Room) -> Iterator[Label]:
     kernels = [dot for dot in dots if dot.point.kind == "kernel"][:NAMED]
     for dot in (*phases, *kernels):
         is_phase = dot.point.kind == "phase"
-        text = dot.point.phases[0] if is_phase else dot.point.label
-        text = text if len(text) <= LONGEST_NAME else text[: LONGEST_NAME - 1] + "…"
+        text = cut_text(dot.point.phases[0] if is_phase else dot.point.label, LONGEST_NAME)
         width, reach = CHARACTER * len(text), dot.r + (7 if is_phase else 4)
         places = (
             (dot.cx + reach, dot.cy + 4, "start", 0.0),

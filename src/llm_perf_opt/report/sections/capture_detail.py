@@ -10,11 +10,11 @@ from llm_perf_opt.capture.frames import PythonTree
 from llm_perf_opt.capture.graphs import GraphReplays
 from llm_perf_opt.capture.rows import CopyRow, CounterRow
 from llm_perf_opt.capture.shapes import ShapesAnalysis
-from llm_perf_opt.core.sections import Cell, Picture, Section, SectionTable
+from llm_perf_opt.core.sections import Cell, Picture, Section, SectionTable, filled
 from llm_perf_opt.core.units import count_of, format_bytes, format_percent
 from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis
 from llm_perf_opt.report.sections.idle_sections import idle_sections
-from llm_perf_opt.report.sections.rank_sections import filled, rank_sections
+from llm_perf_opt.report.sections.rank_sections import rank_sections
 
 # On the page; the terminal shows fewer, analysis.json all.
 ROWS = 60

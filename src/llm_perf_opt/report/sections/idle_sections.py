@@ -7,7 +7,7 @@ from pathlib import PurePath
 from msgspec import UNSET
 
 from llm_perf_opt.capture.streams import StreamReport, StreamRow
-from llm_perf_opt.core.sections import Cell, Section, SectionTable
+from llm_perf_opt.core.sections import Cell, Section, SectionTable, filled
 from llm_perf_opt.core.units import count_of, format_ms, format_percent
 from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis
 from llm_perf_opt.diagnosis.gaps.gap_report import IdleReport
@@ -15,6 +15,7 @@ from llm_perf_opt.diagnosis.gaps.iterations import Iterations
 from llm_perf_opt.diagnosis.gaps.long_gaps import Gap, LongGaps
 from llm_perf_opt.diagnosis.gaps.queue import Queue
 from llm_perf_opt.diagnosis.gaps.waits import WaitRow
+from llm_perf_opt.system.terminal import cut_text
 
 ROWS = 60
 NAME_WIDTH = 90
@@ -94,8 +95,8 @@ def _gaps(gaps: LongGaps, judged: _Judged, files: Sequence[str | None], source: 
         rows=tuple(
             (
                 VERDICTS[reason.verdict],
-                _cut(reason.name),
-                _cut(reason.where),
+                _name(reason.name),
+                _name(reason.where),
                 reason.gaps,
                 reason.host_ns / 1e6,
                 100.0 * reason.host_ns / judged.span_ns,
@@ -104,16 +105,16 @@ def _gaps(gaps: LongGaps, judged: _Judged, files: Sequence[str | None], source: 
         ),
         source=source,
     )
-    longest = _table(
+    longest = filled(
         "Longest gaps, ms by cause: waiting for the host, in synchronisation, copying, launched and not started",
         {
             "capture": [files[gap.source] for gap in gaps.longest],
             "at ms": [gap.start_ns / 1e6 for gap in gaps.longest],
             "ms": [gap.length_ns / 1e6 for gap in gaps.longest],
             **_causes(gaps.longest),
-            "the host was in": [_cut(gap.activity.name) for gap in gaps.longest],
-            "after": [_cut(gap.before) for gap in gaps.longest],
-            "ended by": [_cut(gap.after) for gap in gaps.longest],
+            "the host was in": [_name(gap.activity.name) for gap in gaps.longest],
+            "after": [_name(gap.before) for gap in gaps.longest],
+            "ended by": [_name(gap.after) for gap in gaps.longest],
         },
         source,
     )
@@ -182,7 +183,7 @@ def _waits(waits: Sequence[WaitRow], source: str | None) -> SectionTable:
         title="Calls that wait for the GPU; where it was idle meanwhile, waiting cost time",
         columns=("call", "n", "total ms", "GPU idle ms", "mostly in"),
         rows=tuple(
-            (row.call, row.count, row.total_ns / 1e6, row.gpu_idle_ns / 1e6, _cut("; ".join(row.places)))
+            (row.call, row.count, row.total_ns / 1e6, row.gpu_idle_ns / 1e6, _name("; ".join(row.places)))
             for row in waits
         ),
         source=source,
@@ -190,7 +191,7 @@ def _waits(waits: Sequence[WaitRow], source: str | None) -> SectionTable:
 
 
 def _outliers(steps: Iterations, files: Sequence[str | None], source: str | None) -> SectionTable:
-    return _table(
+    return filled(
         "Steps far from the median, counted from 0",
         {
             "capture": [files[one.source] for one in steps.outliers],
@@ -214,7 +215,7 @@ def _streams(streams: StreamReport, analysis: CaptureAnalysis, source: str | Non
         f"{_ms(one.overlap_ns)} of the {_ms(one.could_hide_ns)} alongside the busiest of them overlap."
         for one in streams.serial
     ]
-    table = _table(
+    table = filled(
         "",
         {
             "capture": [files[row.source] for row in rows],
@@ -242,17 +243,9 @@ def _share(row: StreamRow) -> float | None:
     return 100.0 * row.busy_ns / row.span_ns if row.span_ns else None
 
 
-def _table(title: str, columns: dict[str, list[Cell]], source: str | None) -> SectionTable:
-    """Columns that no row fills are left out."""
-    kept = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}
-    return SectionTable(title=title, columns=tuple(kept), rows=tuple(zip(*kept.values(), strict=True)), source=source)
-
-
 def _ms(time_ns: float) -> str:
     return format_ms(time_ns / 1e6)
 
 
-def _cut(name: str | None) -> str | None:
-    if not name:
-        return None
-    return name if len(name) <= NAME_WIDTH else name[: NAME_WIDTH - 1] + "…"
+def _name(text: str | None) -> str | None:
+    return cut_text(text, NAME_WIDTH) if text else None

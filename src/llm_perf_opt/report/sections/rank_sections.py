@@ -1,6 +1,6 @@
 """The ranks of a job as sections of a report: who waited for whom, and what communication cost."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from llm_perf_opt.capture.ranks.collectives import CollectiveRow, LongestCollective
@@ -8,7 +8,7 @@ from llm_perf_opt.capture.ranks.identify import REPEATS
 from llm_perf_opt.capture.ranks.overlap import Split
 from llm_perf_opt.capture.ranks.rank_analysis import DeviceRow, RankRow, RanksAnalysis
 from llm_perf_opt.capture.ranks.traffic import TrafficRow, bus_gb_s
-from llm_perf_opt.core.sections import Cell, Section, SectionTable
+from llm_perf_opt.core.sections import Cell, Section, SectionTable, filled
 from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
 
 # On the page; analysis.json has all.
@@ -198,12 +198,6 @@ def _collectives(ranks: RanksAnalysis, source: str | None) -> SectionTable:
         "kernels": [", ".join(row.kernels) for row in rows],
     }
     return filled("Collectives", columns, source)
-
-
-def filled(title: str, columns: Mapping[str, list[Cell]], source: str | None) -> SectionTable:
-    """A table without the columns that no row fills."""
-    kept = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}
-    return SectionTable(title=title, columns=tuple(kept), rows=tuple(zip(*kept.values(), strict=True)), source=source)
 
 
 def _group(row: CollectiveRow) -> str | None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from llm_perf_opt.core.records import Metric
-from llm_perf_opt.core.sections import Cell, Section, SectionTable
+from llm_perf_opt.core.sections import Cell, Section, SectionTable, filled
 from llm_perf_opt.serving.load_results import LATENCIES, BenchDocument, LatencyFigures, LevelResult
 from llm_perf_opt.serving.saturation import is_sound, recommended, verdict
 
@@ -96,9 +96,7 @@ def _throughput(document: BenchDocument, source: str) -> SectionTable:
         "peak concurrency": [level.most_at_once for level in document.levels],
         "client lag ms": [level.client_lag_mean_ms for level in document.levels],
     }
-    kept = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}
-    rows = tuple(zip(*kept.values(), strict=True))
-    return SectionTable(title="Throughput", columns=tuple(kept), rows=rows, source=source)
+    return filled("Throughput", columns, source)
 
 
 def _latency(document: BenchDocument, source: str) -> SectionTable:

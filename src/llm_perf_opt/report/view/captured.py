@@ -250,7 +250,7 @@ def _known(metric: Metric) -> Known | Unknown:
     return Known(value=metric.value, unit=metric.unit, how=metric.how, source=metric.source)
 
 
-def _number(stage: StageRecord, name: str) -> float | None:
+def _metric_value(stage: StageRecord, name: str) -> float | None:
     metric = stage.metrics.get(name)
     return float(metric.value) if metric is not None and isinstance(metric.value, int | float) else None
 
@@ -271,9 +271,9 @@ def served_verdict(stage: StageRecord) -> str:
     share = stage.metrics.get("serve_failed_share")
     if share is not None and isinstance(share.value, int | float) and share.value > 0:
         text += f"; {format_percent(share.value)} of the requests failed"
-    good, all_ = (_number(stage, f"serve_{name}_per_s") for name in ("goodput", "requests"))
+    good, all_ = (_metric_value(stage, f"serve_{name}_per_s") for name in ("goodput", "requests"))
     if good is not None and all_:
-        succeeded = 1.0 - (_number(stage, "serve_failed_share") or 0.0)
+        succeeded = 1.0 - (_metric_value(stage, "serve_failed_share") or 0.0)
         text += f"; {format_percent(min(1.0, good / all_) * succeeded)} of the requests met every SLO"
     # There where the queue grew, and only there.
     if "serve_growth" in stage.metrics:
@@ -281,7 +281,7 @@ def served_verdict(stage: StageRecord) -> str:
     capacity = stage.metrics.get("serve_capacity")
     if capacity is not None and isinstance(capacity.value, int | float):
         text = f"Capacity: {load_text(float(capacity.value))} {capacity.how}. At the highest load that met them {text}"
-    late = _number(stage, "serve_client_late_ms")
+    late = _metric_value(stage, "serve_client_late_ms")
     if late is not None:
         return f"{failed}Invalid, because the client was late by {format_ms(late)} on average: {text}."
     return f"{failed}{text}."

@@ -26,13 +26,13 @@ def ledger_section(diagnosis: Diagnosis | None, *, source: str | None = None) ->
     timed = [scope for scope in diagnosis.scopes if scope.wall_ns]
     # Where clean times are known those of a profiler say less; what is judged comes before the whole capture.
     scopes = [scope for scope in timed if scope.clean] or sorted(timed, key=lambda scope: scope.id == "capture")
-    tables = tuple(_table(scope, source) for scope in scopes)
+    tables = tuple(_ledger_table(scope, source) for scope in scopes)
     if not tables:
         return None
     return Section(title=TITLE, paragraphs=tuple(_coverage(diagnosis.coverage)), tables=tables)
 
 
-def _table(scope: ScopeRecord, source: str | None) -> SectionTable:
+def _ledger_table(scope: ScopeRecord, source: str | None) -> SectionTable:
     cells = sorted(scope.cells, key=lambda cell: (-cell.time_ns, cell.id))
     owners = [_owner(cell) for cell in cells]
     columns = ("part", "ms", f"% of {scope.place}", "count", *(("mostly in",) if any(owners) else ()))

@@ -132,9 +132,9 @@ class EventStream:
     def _usage(self, usage: _Usage) -> None:
         # vLLM's continuous usage repeats it in every event; the last one counts.
         self.is_whole = self.is_whole or usage.completion_tokens is not None
-        self.prompt_tokens = _count(usage.prompt_tokens, "prompt_tokens", most=None)
+        self.prompt_tokens = _token_count(usage.prompt_tokens, "prompt_tokens", most=None)
         most = None if self._most_tokens is None else TOKENS_PER_TOKEN * self._most_tokens + MORE_TOKENS
-        self.output_tokens = _count(usage.completion_tokens, "completion_tokens", most=most)
+        self.output_tokens = _token_count(usage.completion_tokens, "completion_tokens", most=most)
 
 
 def _is_token(choice: _Choice) -> bool:
@@ -155,7 +155,7 @@ def _is_object(text: bytes) -> bool:
     return True
 
 
-def _count(
+def _token_count(
     value: int | float | None, name: Literal["prompt_tokens", "completion_tokens"], *, most: int | None
 ) -> int | None:
     """A number of tokens as a whole number; some gateways send 64.0."""

@@ -98,7 +98,7 @@ def _tokens(logprobs: Any) -> tuple[ServedToken, ...]:
         return tuple(
             ServedToken(
                 text=str(one["token"]),
-                logprob=_number(one.get("logprob")),
+                logprob=_float_or_none(one.get("logprob")),
                 others={str(o["token"]): float(o["logprob"]) for o in one.get("top_logprobs") or ()},
             )
             for one in logprobs["content"]
@@ -107,10 +107,10 @@ def _tokens(logprobs: Any) -> tuple[ServedToken, ...]:
     numbers = logprobs.get("token_logprobs") or [None] * len(texts)
     others = logprobs.get("top_logprobs") or [None] * len(texts)
     return tuple(
-        ServedToken(text=str(text), logprob=_number(number), others=dict(more) if more else None)
+        ServedToken(text=str(text), logprob=_float_or_none(number), others=dict(more) if more else None)
         for text, number, more in zip(texts, numbers, others, strict=False)
     )
 
 
-def _number(value: Any) -> float | None:
+def _float_or_none(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
