@@ -15,7 +15,6 @@ from llm_perf_opt.profiling.stages.nsys import STAGE, NsysConfig
 from llm_perf_opt.profiling.vendor.nsys import (
     build_nsys_cmd,
     build_nsys_export_cmd,
-    build_nsys_stats_cmd,
     find_reports,
     find_unimported,
     keep_exit_code,
@@ -90,7 +89,7 @@ def test_gating_without_a_name_is_refused_by_the_builder_too(name: str | None) -
         build_nsys_cmd("base", WORK, capture="nvtx", nvtx_capture=name)
 
 
-def test_export_and_stats_never_reuse_what_is_stale() -> None:
+def test_an_export_never_reuses_what_is_stale() -> None:
     assert build_nsys_export_cmd("run.nsys-rep", "run.sqlite") == [
         "nsys",
         "export",
@@ -98,16 +97,6 @@ def test_export_and_stats_never_reuse_what_is_stale() -> None:
         "--quiet=true",
         "--force-overwrite=true",
         "--output=run.sqlite",
-        "run.nsys-rep",
-    ]
-    assert build_nsys_stats_cmd("run.nsys-rep", report_name="gpukernsum", out_base="out/summary") == [
-        "nsys",
-        "stats",
-        "--report=gpukernsum",
-        "--format=csv",
-        "--force-export=true",
-        "--force-overwrite=true",
-        "--output=out/summary",
         "run.nsys-rep",
     ]
 

@@ -130,18 +130,6 @@ def build_nsys_export_cmd(report: Path | str, sqlite: Path | str, *, nsys: str =
     ]
 
 
-def build_nsys_stats_cmd(
-    report: Path | str, *, report_name: str, out_base: Path | str | None = None, nsys: str = "nsys"
-) -> list[str]:
-    """`nsys stats` of one report as CSV. A stale export alongside a `.nsys-rep` is never reused."""
-    argv = [nsys, "stats", f"--report={report_name}", "--format=csv"]
-    if not str(report).endswith(".sqlite"):
-        argv.append("--force-export=true")
-    if out_base is not None:
-        argv += ["--force-overwrite=true", f"--output={out_base}"]
-    return [*argv, str(report)]
-
-
 def keep_exit_code(work_argv: Sequence[str], code_file: Path, *, tmp_dir: str | None = None) -> list[str]:
     """The workload under a shell that writes its exit code to a file, so that it is not confused with nsys's."""
     return ["sh", "-c", _KEEP_EXIT_CODE, "sh", str(code_file), tmp_dir or "", *work_argv]
