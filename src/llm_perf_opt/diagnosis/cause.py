@@ -163,10 +163,11 @@ class Judge(Protocol):
 @cache
 def load_causes() -> tuple[Cause, ...]:
     """All causes, by id."""
-    return tuple(_load(path) for path in sorted(FOLDER.glob("*.toml")))
+    judges = {path.stem for path in FOLDER.glob("*.py")}
+    return tuple(_load(path, has_judge=path.stem in judges) for path in sorted(FOLDER.glob("*.toml")))
 
 
-def _load(path: Path) -> Cause:
+def _load(path: Path, *, has_judge: bool) -> Cause:
     own, table, rows = path.read_text(encoding="utf-8").partition(ADVICE)
     head, title, words = own.partition(WORDS)
     data: dict[str, Any] = tomllib.loads(head)
@@ -186,5 +187,5 @@ def _load(path: Path) -> Cause:
         roof_pct=tuple(data.get("roof_pct", (0.0, 0.0))),
         min_kernel_share=data.get("min_kernel_share", 0.05),
         confidence=data.get("confidence", "medium"),
-        has_judge=(path.with_suffix(".py")).is_file(),
+        has_judge=has_judge,
     )

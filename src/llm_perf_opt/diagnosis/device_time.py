@@ -11,7 +11,7 @@ from llm_perf_opt.capture.idle import IdleMap
 from llm_perf_opt.capture.intervals import Intervals, Ints, union
 from llm_perf_opt.capture.kernels.names import classify_kernel, short_kernel_name
 from llm_perf_opt.capture.tables import communication_kernels
-from llm_perf_opt.capture.timeline import Timeline, join, take
+from llm_perf_opt.capture.timeline import Calls, Timeline, join, take
 from llm_perf_opt.diagnosis.claim import Fact, Value
 
 GRAPH = "CUDA graph traced as a whole"
@@ -148,9 +148,9 @@ class _Part:
         calls, work = self._calls, self._work
         start, end, call = work.start_ns[block], work.end_ns[block], work.call[block]
         following = np.append(call[1:], work.call[block.stop] if block.stop < len(work.call) else -1)
-        launched = np.where(following >= 0, calls.end_ns[following], start) if len(calls) else start
+        launched = _ends_of(calls, following, start)
         # A launch that returns only when its kernel has ended waits for it.
-        returned = np.where(call >= 0, calls.end_ns[call], start) if len(calls) else start
+        returned = _ends_of(calls, call, start)
         since, until = np.maximum(start, returned), np.minimum(end, launched)
         hidden = np.zeros(len(start), np.int64)
         some = np.flatnonzero(until > since)
@@ -161,3 +161,11 @@ class _Part:
         held = np.flatnonzero(waits < until)
         hidden[some[held]] -= waiting.covered_before(until[held]) - waiting.covered_before(since[held])
         return hidden
+
+
+def _ends_of(calls: Calls, call: Ints, otherwise: Ints) -> Ints:
+    """When calls returned; something else where the call is not recorded."""
+    if not len(calls):
+        return otherwise
+    known = call >= 0
+    return calls.end_ns[call] if bool(known.all()) else np.where(known, calls.end_ns[call], otherwise)

@@ -1,6 +1,7 @@
 """Causes as data: complete words, experiments that exist, and the table of the documentation made from them."""
 
 import string
+import tomllib
 
 import pytest
 
@@ -21,6 +22,12 @@ def test_a_cause_has_words_for_everybody_and_advice_that_always_fits(cause: Caus
     assert all(row.text and not row.text.endswith(".") and row.text[0].islower() for row in cause.advice)
     assert not cause.advice[-1].when and not cause.advice[-1].unless
     assert all(row.hint and not row.hint.endswith(".") for row in cause.advice)
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.id)
+def test_only_words_follow_the_title(cause: Cause) -> None:
+    words = {"title", "titles", "plain_words", "refutes", "evidence", "caveats", "floors", "experiments"}
+    assert tomllib.loads(cause.words_toml).keys() <= words
 
 
 @pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.id)

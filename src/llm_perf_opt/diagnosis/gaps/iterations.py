@@ -94,7 +94,8 @@ def _repeated(timeline: Timeline) -> _Steps | None:
     if not bool(np.all(start[1:] >= start[:-1])):
         in_time = np.argsort(start, kind="stable")
         start, name = start[in_time], name[in_time]
-    by_name = np.argsort(name, kind="stable")
+    # Numbers of 16 bits are sorted by their digits, several times as fast.
+    by_name = np.argsort(name.astype(np.int16) if len(timeline.names) <= 2**15 else name, kind="stable")
     groups = np.split(by_name, np.flatnonzero(np.diff(name[by_name])) + 1)
     for positions in sorted(groups, key=len):
         if len(positions) <= MIN_ITERATIONS:
