@@ -24,6 +24,7 @@ from llm_perf_opt.diagnosis.gaps.edges import HostEdge, find_edges
 from llm_perf_opt.diagnosis.gaps.gap_report import IdleReport, report_idle
 from llm_perf_opt.diagnosis.gaps.startup_gaps import StartUp, find_start_up
 from llm_perf_opt.diagnosis.gaps.waits import CopyPlace, copy_places
+from llm_perf_opt.system.arrays import give_back_freed_memory
 
 if TYPE_CHECKING:
     # What few captures need is loaded where it is asked for: the catalogue of GPUs, and what single causes look at.
@@ -62,7 +63,9 @@ def measure_timeline(timeline: Timeline) -> Measured:
     if len(timeline.kernels.distinct_names) > kernel_names.MOST_NAMES:
         timeline = kernel_names.limit_kernel_names(timeline)
     idle = map_idle(timeline)
-    return Measured(timeline=timeline, idle=idle, ranges=measure_ranges(timeline, idle))
+    measured = Measured(timeline=timeline, idle=idle, ranges=measure_ranges(timeline, idle))
+    give_back_freed_memory()
+    return measured
 
 
 class CaptureEvidence:

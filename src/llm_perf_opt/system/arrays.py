@@ -1,6 +1,7 @@
 """Numpy without idle threads, and with freed memory kept for the next column."""
 
 import os
+import sys
 
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 # A little less than the most that glibc takes for usual.
@@ -30,3 +31,14 @@ def keep_freed_memory() -> None:
     import numpy as np
 
     np.empty(USUAL_BYTES, np.uint8)
+
+
+def give_back_freed_memory() -> None:
+    """Have glibc return what it kept to the system, between two steps that need memory of different sizes."""
+    if sys.platform == "linux":
+        import ctypes
+
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        # Other C libraries keep less.
+        if trim is not None:
+            trim(0)

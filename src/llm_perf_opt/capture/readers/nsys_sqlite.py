@@ -54,6 +54,7 @@ from llm_perf_opt.capture.timeline import (
     no_host_events,
 )
 from llm_perf_opt.core.units import count_of
+from llm_perf_opt.system.arrays import give_back_freed_memory
 
 # Schemas seen in exports of nsys 2022.4 to 2025.x.
 KNOWN_MAJOR = (2, 3)
@@ -251,7 +252,9 @@ LONGEST_CALL = 200
 def read_nsys_sqlite(path: Path) -> Timeline:
     """Read an export, or raise ParseError with what is wrong with it."""
     with open_nsys_database(path) as database:
-        return _read(database)
+        timeline = _read(database)
+    give_back_freed_memory()
+    return timeline
 
 
 def _read(db: NsysDatabase) -> Timeline:

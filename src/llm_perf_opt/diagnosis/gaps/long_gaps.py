@@ -177,6 +177,8 @@ def find_long_gaps(
             rest_ns = int(one.split(edges.start[rest], edges.end[rest]).long_ns.sum()) if len(rest) else 0
             own = compute if len(maps) == 1 else take(compute, np.flatnonzero(compute.process == code))
             picked = Intervals(start=edges.start[chosen], end=edges.end[chosen])
+            # Of a long capture each of these is large.
+            del edges, length
             around = _Neighbours(timeline, own)
             seen = _look_into(timeline, around, one, picked, weights, source, startup, own_threads)
             looked = _judge_by_spread(seen, around, one)
