@@ -187,7 +187,7 @@ def test_work_in_threads_is_recorded_without_any_mark(tmp_path: Path) -> None:
 )
 def test_a_profiler_that_saw_nothing_says_so_on_the_terminal(tmp_path: Path, text: str, said: str) -> None:
     done = llm_perf("run", *NO_NSYS, *program(tmp_path, text), cwd=tmp_path)
-    assert done.code == 0
+    assert done.code == 0, done.err
     assert said in done.err
 
 
