@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.integer[Any]]
 Flags = npt.NDArray[np.bool_]
-# Of so few windows the part inside is summed up anew.
+# Of so few windows the part inside is summed again.
 FEW_WINDOWS = 4
 
 

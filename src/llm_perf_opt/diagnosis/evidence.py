@@ -27,7 +27,7 @@ from llm_perf_opt.diagnosis.gaps.waits import CopyPlace, copy_places
 from llm_perf_opt.system.arrays import give_back_freed_memory
 
 if TYPE_CHECKING:
-    # What few captures need is loaded where it is asked for: the catalogue of GPUs, and what single causes look at.
+    # What few captures need is loaded where it is needed: the catalogue of GPUs, and what single causes look at.
     from llm_perf_opt.capture.copy_kernels import CopyKernelRow
     from llm_perf_opt.capture.floors import CopyFloor
     from llm_perf_opt.capture.fusion import AttentionInPieces, Chains
