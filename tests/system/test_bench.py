@@ -137,18 +137,20 @@ def test_a_server_that_runs_is_used_and_stays(tmp_path: Path) -> None:
             "concurrency 1: the server ended under load with exit code 3: fake: RuntimeError: out of memory",
             1,
         ),
-        (
+        pytest.param(
             "every_tenth_500",
             (),
             "concurrency 1: 4 failed and 0 unfinished of 40 requests, more than load.max_failed_share=0.05 allows; "
             'most often: HTTP 500: {"error": "out of luck"}',
             1,
+            marks=pytest.mark.long,
         ),
-        (
+        pytest.param(
             "stalls",
             ("load.stall_s=0.5", "load.requests=3"),
             "most often: silent for longer than load.stall_s in the",
             1,
+            marks=pytest.mark.long,
         ),
     ],
 )
@@ -191,6 +193,7 @@ def _await_connection(pid: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_an_interrupt_ends_the_server_and_keeps_the_results(tmp_path: Path) -> None:
     overrides = (*_fake(), "load.duration_s=300", "load.requests=1000000", "load.output_tokens=4")
     process = subprocess.Popen(command("bench", *overrides), cwd=tmp_path, env=environment(), stderr=subprocess.PIPE)
@@ -379,6 +382,7 @@ def test_the_slowest_requests_are_explained_in_the_run_and_by_analyze(tmp_path: 
     assert (refused.code, "the run has its report; leave -o out" in refused.err) == (2, True)
 
 
+@pytest.mark.long
 def test_the_time_until_a_started_server_is_ready_is_explained(tmp_path: Path) -> None:
     done = _bench(tmp_path, *_fake("--fault", "slow_start"), *QUICK, "capture.startup=true")
     assert (done.code, _left_running(tmp_path)) == (0, []), done.err

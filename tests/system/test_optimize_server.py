@@ -49,6 +49,7 @@ def left_running(cwd: Path) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_the_good_setting_is_verified_the_wrong_one_rejected_and_the_broken_one_a_row(tmp_path: Path) -> None:
     (tmp_path / "space.yaml").write_text(MODES)
     done = llm_perf(

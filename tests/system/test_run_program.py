@@ -144,6 +144,7 @@ def test_a_torch_that_records_one_thread_alone_is_not_started_in_a_worker(tmp_pa
     assert said in done.err
 
 
+@pytest.mark.long
 def test_the_command_of_a_profiled_program_can_be_repeated_after_the_run(tmp_path: Path) -> None:
     done = llm_perf("run", *NO_NSYS, *program(tmp_path, "import torch; print(torch.ones(2).sum())"), cwd=tmp_path)
     assert done.code == 0, done.err

@@ -303,6 +303,7 @@ def test_a_sweep_writes_no_secret_either(tmp_path: Path) -> None:
     assert [name for name, value in _secrets().items() if value in done.out + done.err] == []
 
 
+@pytest.mark.long
 def test_a_load_test_writes_no_secret_either(tmp_path: Path) -> None:
     """The server prints its environment and quotes the key it was sent; both were given in four ways."""
     program = [sys.executable, str(REPO / "tests/support/fake_server.py"), "--fault", "tells_all"]
