@@ -84,7 +84,7 @@ def test_a_second_pass_says_who_holds_the_gil_where_threads_compete(tmp_path: Pa
 
 
 def test_a_program_that_does_not_end_is_sampled_and_ended(tmp_path: Path) -> None:
-    found = document(run(case(tmp_path, "import time\ntime.sleep(600)\n", duration_s=4.0), tmp_path))
+    found = document(run(case(tmp_path, "import time\ntime.sleep(600)\n", duration_s=2.0), tmp_path))
     assert (found.rows[0].cell, found.rows[0].text) == ("host.wait.sleep", "time.sleep(600)")
 
 

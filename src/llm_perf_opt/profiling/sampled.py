@@ -7,6 +7,7 @@ import json
 import linecache
 import math
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,8 @@ from llm_perf_opt.system.redact import Redactor
 LAUNCHER = Path(__file__).with_name("launch_sampled.py")
 # Stacks are written after the program's time is up.
 WRITE_S = 30.0
+# The sampler ends the program (SIGKILL) when its time is up, and counts from its own start, which takes a moment.
+SAMPLER_STARTS_S = 1.0
 # Threads that work for a smaller part of the pass cannot hold up the main thread.
 BUSY_SHARE = 0.1
 THREADS_KEPT = 8
@@ -385,18 +388,19 @@ def _launch(
     )
     ended: dict[str, Any] = json.loads(ending.read_text(encoding="ascii")) if ending.is_file() else {}
     code = ended.get("exit_code")
-    if code:
+    duration_s = float(ended.get("wall_s", min(result.duration_s, job.limit_s)))
+    is_over = duration_s > job.limit_s - SAMPLER_STARTS_S
+    if code and not (is_over and code == -signal.SIGKILL):
         last = " ".join(result.tail.strip().splitlines()[-1:])
         raise SamplerFailed(
             f"{program_title(workload.command or ())} ended with exit code {code} while its stacks were sampled: "
             f"{last} (log: {result.log})"
         )
-    duration_s = float(ended.get("wall_s", min(result.duration_s, job.limit_s)))
     return Launched(
         result=result,
         process=int(ended.get("pid", 0)),
         duration_s=duration_s,
-        end_unseen=code is None and duration_s < job.limit_s,
+        end_unseen=code is None and not is_over,
         cpu_s=ended.get("cpu_s"),
         looks=read_looks(folder),
     )
