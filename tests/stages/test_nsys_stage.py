@@ -42,6 +42,7 @@ from llm_perf_opt.system.secrets.secret_shapes import is_secret
 from llm_perf_opt.testing import plain_config, plain_host, scratch_context
 from tests.support.nsys_builder import Export
 from tests.support.orchestrator import OFF, Outcome, llm_perf, llm_perf_here
+from tests.support.real_nsys import capture, capture_alone
 
 PROGRAM = """
 import sys, time
@@ -117,8 +118,8 @@ def test_a_capture_without_a_gpu_has_ranges_and_says_there_are_no_kernels(tmp_pa
     assert [f.path.name for f in output.files if f.role == "nsys_sqlite"] == ["run.sqlite"]
     assert not (ctx.tmp_dir / "raw").exists()
     (ctx.out_dir / "run.nsys-rep").unlink(missing_ok=True)
-    again = subprocess.run(["sh", str(ctx.out_dir / "cmd.txt")], capture_output=True, timeout=60, check=False)
-    assert (again.returncode, (ctx.out_dir / "run.nsys-rep").is_file()) == (0, True)
+    code, said = capture_alone(["sh", str(ctx.out_dir / "cmd.txt")], ctx.out_dir / "run.nsys-rep")
+    assert (code, (ctx.out_dir / "run.nsys-rep").is_file()) == (0, True), said
 
 
 # As nsys 2025.3.1 ends the capture of a JAX program; without nvtx in --trace it imports all of it.
@@ -634,16 +635,8 @@ def test_captures_that_start_together_do_not_lose_each_other(tmp_path: Path) -> 
         share_lock(Path(folder), version)
         argv = build_nsys_cmd(Path(folder, "run"), ["true"], trace="nvtx,osrt")
         report = Path(folder, "run.nsys-rep")
-        said, code = "", 0
-        # As the stage: tried again where a busy machine lost the agent, which leaves the shared memory whole.
-        for _ in range(sessions.MOST_TRIES):
-            # Not through our own door: it would take one thread's agent for another's.
-            done = subprocess.run(
-                argv, env={**os.environ, "TMPDIR": folder}, stdin=subprocess.DEVNULL, capture_output=True, timeout=60
-            )
-            said, code = (done.stdout + done.stderr).decode(), done.returncode
-            if report.is_file() or sessions.AGENT_FAILED in said or not sessions.LOST_AGENT.search(said):
-                break
+        # Not through our own door: it would take one thread's agent for another's.
+        code, said = capture(argv, report, env={**os.environ, "TMPDIR": folder})
         return code, report.is_file() or said
 
     # Short names: nsys opens sockets in there.

@@ -12,6 +12,7 @@ import pytest
 from llm_perf_opt.system.process import allowed_environment, run_command
 from llm_perf_opt.workload.nvtx import choose_emitter, package_note
 from tests.support.fixtures_dir import REPO
+from tests.support.real_nsys import capture_alone
 
 CHILD = """
 import sys
@@ -48,9 +49,9 @@ def test_ranges_arrive_in_a_report_of_the_real_nsys(tmp_path: Path) -> None:
     env = {**allowed_environment(os.environ), "PYTHONPATH": path}
     record = [nsys, "profile", "--trace=nvtx", "--sample=none", "--cpuctxsw=none", "-o", str(tmp_path / "run")]
     work = [sys.executable, "-c", CHILD, str(tmp_path)]
-    recorded = run_command([*record, *work], env=env, timeout_s=120, log=tmp_path / "profile.log")
     report = tmp_path / "run.nsys-rep"
-    assert report.is_file(), recorded.tail
+    _, said = capture_alone([*record, *work], report, env=env)
+    assert report.is_file(), said
     export = [nsys, "export", "--type=sqlite", "-o", str(tmp_path / "run.sqlite"), str(report)]
     exported = run_command(export, env=env, timeout_s=60, log=tmp_path / "export.log")
     assert (tmp_path / "run.sqlite").is_file(), exported.tail
