@@ -1,8 +1,7 @@
 """What an analysis answers, as tests ask for it."""
 
-from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, Diagnosis, ScopeRecord
-from llm_perf_opt.diagnosis.ledger import Cell, is_in
+from llm_perf_opt.diagnosis.ledger import Cell, Finding, is_in
 
 
 def diagnosis_of(analysis: CaptureAnalysis) -> Diagnosis:

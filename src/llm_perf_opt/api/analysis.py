@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from llm_perf_opt.core.manifest import RunManifest
-from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, Coverage, Diagnosis, Program, ScopeRecord
+from llm_perf_opt.diagnosis.ledger import Finding
 from llm_perf_opt.sql.view_schema import BY_NAME, VIEWS
 from llm_perf_opt.system.terminal import cut_text
 

@@ -6,9 +6,10 @@ attributes kernels to operators and modules, `tables` and `rows` aggregate, `win
 `allocator_memory` follows the allocator and `allocations` its snapshots. `shapes` puts operators under the GPU's
 roofline, `critical` finds what decides when a range is done, `frames` has Python's call tree, `graphs` names what
 graphs replay. `streams` finds streams that wait for each other, `fusion` kernels that one kernel would do, `exclusive`
-gives each busy instant of a GPU to one kernel, `copy_kernels` says what kernels that only move data do, `gemms` in
-which precision products run, `launch_shapes` which launches leave most of a GPU empty, `floors` what optimizers and
-copies need at least. `kernel_names` limits how many kernels are distinguished.
+gives each busy instant of a GPU to one kernel and finds how much of it decides when the work ends, `copy_kernels` says
+what kernels that only move data do, `gemms` in which precision products run, `launch_shapes` which launches leave most
+of a GPU empty, `floors` what optimizers and copies need at least. `kernel_names` limits how many kernels are
+distinguished.
 
 Sub-packages: `readers` (files to a timeline), `kernels` (names, classes, counters of ncu), `ranks` (communication,
 overlap, who waited for whom).

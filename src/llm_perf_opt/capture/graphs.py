@@ -137,12 +137,6 @@ def attribute_replays(timeline: Timeline, reference: GraphReference) -> GraphRep
     )
 
 
-def replayed_kernels(timeline: Timeline) -> int:
-    """How many kernels were launched by replays."""
-    known = timeline.kernels.call[timeline.kernels.call >= 0]
-    return int(np.isin(timeline.calls.name[known], _codes(timeline, _REPLAY)).sum())
-
-
 def _codes(timeline: Timeline, pattern: re.Pattern[str]) -> Ints:
     return np.array([code for code, name in enumerate(timeline.names) if pattern.search(name)], np.int64)
 

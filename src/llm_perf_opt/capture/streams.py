@@ -154,10 +154,9 @@ def _serial(source: int, timeline: Timeline, compute: Activities) -> SerialStrea
     talks = np.zeros(len(timeline.names), np.bool_)
     for code in compute.distinct_names.tolist():
         talks[code] = classify_kernel(timeline.names[code]) == _COMMUNICATION
-    graphs = np.array([code for code, name in enumerate(timeline.names) if "GraphLaunch" in name], np.int64)
     known = compute.call >= 0
     chosen = known & ~talks[compute.name] & (compute.stream >= 0) if len(compute) else known
-    chosen &= ~np.isin(calls.name[np.where(known, compute.call, 0)], graphs) if len(calls) else False
+    chosen &= ~timeline.names_of_replays[calls.name[np.where(known, compute.call, 0)]] if len(calls) else False
     work = take(compute, np.flatnonzero(chosen))
     if not len(work):
         return None

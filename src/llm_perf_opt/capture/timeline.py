@@ -274,6 +274,19 @@ class Timeline:
         seen = {"nsys": len(self.calls), "torch": len(self.calls) + len(self.pauses)}
         return self.has_gpu_work or bool(seen.get(self.kind))
 
+    @cached_property
+    def names_of_replays(self) -> Flags:
+        """Which names are those of calls that launch a graph; the last entry is of the code -1, an unknown name."""
+        return np.array([*("GraphLaunch" in name for name in self.names), False])
+
+    @property
+    def replayed_count(self) -> int:
+        """How many kernels were launched by replays of graphs."""
+        if not self.names_of_replays.any():
+            return 0
+        known = self.kernels.call[self.kernels.call >= 0]
+        return int(self.names_of_replays[self.calls.name[known]].sum())
+
 
 def gpu_names(timelines: Sequence[Timeline]) -> str | None:
     """The GPUs that captures name, each once."""

@@ -2,5 +2,6 @@
 
 `profile`, `run` (with `attach` and `attach_answer`), `bench`, `infer`, `analyze`, `predict`, `plan`, `compare`,
 `bisect`, `optimize`, `report` (also `open`), `runs`, `sweep`, `query`, `mcp`, `export` (with `export_tables`) and
-`doctor`. `entry` turns errors into messages and exit codes. `llm_perf_opt.cli` imports only the chosen module.
+`doctor`. `entry` makes their parsers and turns errors into messages and exit codes. `llm_perf_opt.cli` imports only the
+chosen module.
 """

@@ -16,7 +16,7 @@ from math import isfinite
 from pathlib import Path
 
 from llm_perf_opt.capture.readers.kinds import LOAD, NSYS, SNAPSHOT, capture_files, kind_of, require_one_story
-from llm_perf_opt.config.arguments import command_parser
+from llm_perf_opt.commands.entry import command_parser
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.planning.capture_context import CLEAN, CaptureContext, context_stages
 from llm_perf_opt.system.arrays import load_numpy

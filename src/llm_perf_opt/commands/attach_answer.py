@@ -12,12 +12,11 @@ from llm_perf_opt.core.documents import HostDocument
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import HOST_SAMPLES_FILE
 from llm_perf_opt.core.units import format_bytes, format_percent
-from llm_perf_opt.diagnosis.diagnose import judge
+from llm_perf_opt.diagnosis.diagnose import diagnosis_of, judge
 from llm_perf_opt.diagnosis.diagnosis_document import Coverage, Diagnosis, Program
 from llm_perf_opt.diagnosis.facts import HostFacts, Unknown
 from llm_perf_opt.diagnosis.host.environment import variable_effects
 from llm_perf_opt.diagnosis.host_scope import program_scope
-from llm_perf_opt.diagnosis.verdict import diagnosis_of
 from llm_perf_opt.profiling.attached import AttachedLook, find_target, look_at
 from llm_perf_opt.system.process import program_title
 from llm_perf_opt.system.terminal import printable, show

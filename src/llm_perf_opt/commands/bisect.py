@@ -9,8 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llm_perf_opt.commands.entry import CommandParser, command_parser
 from llm_perf_opt.comparison.gate import EXIT_INCONCLUSIVE, parse_condition
-from llm_perf_opt.config.arguments import CommandParser, command_parser, written_by
+from llm_perf_opt.config.arguments import written_by
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError
 
 if TYPE_CHECKING:

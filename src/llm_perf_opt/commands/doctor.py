@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from llm_perf_opt.config.arguments import command_parser
+from llm_perf_opt.commands.entry import command_parser
 from llm_perf_opt.core.host import Host, Tool
 from llm_perf_opt.pipeline.preflight import RUN_EXTRA, too_old
 from llm_perf_opt.profiling.vendor.vendor_tools import importer_trouble, probe_host

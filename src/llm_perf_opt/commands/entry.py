@@ -1,29 +1,33 @@
-"""What every command of ours does around its work: standard streams that are safe, and no traceback at the end.
+"""What every command of ours does around its work: a parser, standard streams that are safe, no traceback at the end.
 
 Closed standard streams are replaced, names a terminal cannot show are escaped, and what would steer a terminal
 is made visible. An unforeseen error becomes one line and a file with its trace.
 """
 
+import argparse
 import os
+import re
 import sys
 import tempfile
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from types import TracebackType
-from typing import Self, TextIO, cast
+from typing import NoReturn, Self, TextIO, cast
 
-from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK
+from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK, ConfigError, did_you_mean
 from llm_perf_opt.system.json_output import asks_for_json, print_error_document
 from llm_perf_opt.system.terminal import PrintableStream
 
 LONGEST_LINE = 300
+# As wide as argparse makes the rest of a help text at most.
+HELP_WIDTH = 78
 
 
 def run_safely(main: Callable[[list[str]], int], argv: Sequence[str]) -> int:
     """Run a command; whatever happens inside it, the answer is an exit code."""
-    as_json = asks_for_json(argv)
     with _safe_streams():
         with LastResort() as last:
             try:
@@ -37,12 +41,12 @@ def run_safely(main: Callable[[list[str]], int], argv: Sequence[str]) -> int:
                 # A full disk, most likely, be it under the standard output or under a file.
                 message = f"reading or writing failed ({error})"
                 print(f"error: {message}", file=sys.stderr)
-                if not _can_print() or (as_json and not _can_print_error(message)):
+                if not _can_print() or (asks_for_json(argv) and not _can_print_error(message)):
                     _print_no_more()
                 return EXIT_FAILED
             return code
         assert last.caught is not None
-        if as_json:
+        if asks_for_json(argv):
             print_error_document("not_foreseen", [last.caught], EXIT_FAILED)
         return EXIT_FAILED
 
@@ -143,3 +147,32 @@ def _can_print_error(message: str) -> bool:
 
 def _print_no_more() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose complaints are one line, with the word that was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        choice = re.fullmatch(r"(.*): invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if choice is not None:
+            allowed = re.findall(r"[\w.-]+", choice[3])
+            near = did_you_mean(choice[2], allowed)
+            raise ConfigError(
+                f"{self.prog}: {choice[1]}: no such choice (got {choice[2]!r}){near}, allowed: {', '.join(allowed)}"
+            )
+        unknown = re.match(r"unrecognized arguments: (-\S+)", message)
+        known = [flag for action in self._actions for flag in action.option_strings]
+        hint = did_you_mean(unknown[1].partition("=")[0], known) if unknown else ""
+        raise ConfigError(f"{self.prog}: {message}{hint}; `{self.prog} --help` explains it")
+
+
+def command_parser(name: str, description: str, examples: Sequence[str], *, epilog: str = "") -> CommandParser:
+    """The parser of a command; its help ends with examples, each of which a test runs."""
+    shown = "\n".join(("examples:", *(f"  {example}" for example in examples), *(["", epilog] if epilog else [])))
+    return CommandParser(
+        prog=f"llm-perf {name}",
+        description=textwrap.fill(description, HELP_WIDTH),
+        epilog=shown,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )

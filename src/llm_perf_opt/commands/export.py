@@ -13,7 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
-from llm_perf_opt.config.arguments import command_parser, written_by
+from llm_perf_opt.commands.entry import command_parser
+from llm_perf_opt.config.arguments import written_by
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import EXIT_OK, ConfigError, ToolError

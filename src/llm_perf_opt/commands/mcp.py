@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from llm_perf_opt.config.arguments import command_parser
+from llm_perf_opt.commands.entry import command_parser
 from llm_perf_opt.errors import EXIT_OK, ToolError
 from llm_perf_opt.mcp_server.clients import CLIENTS, skill
 

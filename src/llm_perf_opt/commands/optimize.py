@@ -9,8 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llm_perf_opt.commands.entry import CommandParser
 from llm_perf_opt.comparison.gate import parse_condition
-from llm_perf_opt.config.arguments import CommandParser, written_by
+from llm_perf_opt.config.arguments import written_by
 from llm_perf_opt.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError
 from llm_perf_opt.optimize.optimize_document import OBJECTIVES, UNITS, Objective, OptimizeDocument
 from llm_perf_opt.optimize.server.server_document import SERVER_OBJECTIVES

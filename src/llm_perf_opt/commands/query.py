@@ -15,7 +15,8 @@ from pathlib import Path
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.config.arguments import command_parser, written_by
+from llm_perf_opt.commands.entry import command_parser
+from llm_perf_opt.config.arguments import written_by
 from llm_perf_opt.core.manifest import strict_json
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from llm_perf_opt.system.files import write_whole

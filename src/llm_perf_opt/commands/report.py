@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from llm_perf_opt.config.arguments import command_parser
+from llm_perf_opt.commands.entry import command_parser
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.system.files import real_path

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.config.arguments import command_parser, written_by
+from llm_perf_opt.commands.entry import command_parser
+from llm_perf_opt.config.arguments import written_by
 from llm_perf_opt.core.manifest import strict_json
 from llm_perf_opt.core.units import count_of
 from llm_perf_opt.errors import ConfigError, did_you_mean

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from llm_perf_opt.config.arguments import command_parser
+from llm_perf_opt.commands.entry import command_parser
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.markdown import escape, table
 from llm_perf_opt.core.names import MANIFEST_FILE

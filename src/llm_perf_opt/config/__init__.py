@@ -3,7 +3,7 @@
 `schema` holds the frozen dataclasses every other part reads; nothing else may define a configuration key; `output` has
 those of what a run keeps. `load` turns what Hydra composed into them, is the only reader of a DictConfig, and reports
 all problems together. `legacy` translates old override keys before composition, with one notice. `arguments` separates
-Hydra's flags from overrides and has the parsers of other command lines; `paths` finds conf/.
+Hydra's flags from overrides; `paths` finds conf/.
 
 Called by `pipeline.compose`, which gives Hydra's errors the same form. Read `schema` first.
 """

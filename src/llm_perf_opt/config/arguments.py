@@ -1,14 +1,11 @@
-"""Command lines: Hydra's flags and overrides distinguished, so that both may be in any order; parsers of the others."""
+"""Command lines: Hydra's flags and overrides distinguished, so that both may be in any order."""
 
-import argparse
 import errno
 import re
-import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from llm_perf_opt.config.legacy import notice, translate
 from llm_perf_opt.errors import ConfigError, did_you_mean
@@ -105,39 +102,6 @@ def parse_arguments(argv: Sequence[str], *, implied: Sequence[str] = ()) -> Argu
         notice=notice((*changed, *translated.changed)),
         opens=OPEN in argv,
         as_json=JSON in argv,
-    )
-
-
-# As wide as argparse makes the rest of a help text at most.
-HELP_WIDTH = 78
-
-
-class CommandParser(argparse.ArgumentParser):
-    """A parser whose complaints are one line, with the word that was probably meant."""
-
-    def error(self, message: str) -> NoReturn:
-        choice = re.fullmatch(r"(.*): invalid choice: '(.*)' \(choose from (.*)\)", message)
-        if choice is not None:
-            allowed = re.findall(r"[\w.-]+", choice[3])
-            near = did_you_mean(choice[2], allowed)
-            raise ConfigError(
-                f"{self.prog}: {choice[1]}: no such choice (got {choice[2]!r}){near}, allowed: {', '.join(allowed)}"
-            )
-        unknown = re.match(r"unrecognized arguments: (-\S+)", message)
-        known = [flag for action in self._actions for flag in action.option_strings]
-        hint = did_you_mean(unknown[1].partition("=")[0], known) if unknown else ""
-        raise ConfigError(f"{self.prog}: {message}{hint}; `{self.prog} --help` explains it")
-
-
-def command_parser(name: str, description: str, examples: Sequence[str], *, epilog: str = "") -> CommandParser:
-    """The parser of a command; its help ends with examples, each of which a test runs."""
-    shown = "\n".join(("examples:", *(f"  {example}" for example in examples), *(["", epilog] if epilog else [])))
-    return CommandParser(
-        prog=f"llm-perf {name}",
-        description=textwrap.fill(description, HELP_WIDTH),
-        epilog=shown,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
 
 

@@ -2,18 +2,14 @@
 
 Read in this order:
 
-ledger       cells that sum to the wall time of a scope, in integer nanoseconds
-evidence     what was recorded in the captures of one program; `diagnosis_tables` sums it up
-device_time  which kernel owns the GPU at each moment, and what of its time no work of the host hides
+ledger       cells that sum to the wall time of a scope, in integer nanoseconds; claims on them, and findings
+evidence     what was recorded in the captures of one program
 facts        a run's figures, each known with its source or unknown with a reason; `waterfall` stacks them by phase
 scope        the stretches of time that are judged: capture, steady state, phases, request
 host_scope   the scope of a program's wall time, from samples of its stacks
 program      what is known about the program observed: framework, engine, training or inference, traits
-claim        what a cause says of a scope, and the finding made of it
 cause        causes as data: `causes/<id>.toml` has cells, words and advice, `causes/<id>.py` the judge where needed
-words        templates filled with numbers
-diagnose     claims → findings: the more specific claim wins, promises and order are computed once
-verdict      the answer in one sentence, and what was not recorded
+diagnose     claims → findings, the more specific claim wins; the answer in one sentence, and what was not recorded
 kernels_alone the answer where kernels are known without a timeline: files of ncu, summaries
 diagnosis_document     the records of analysis.json and diagnosis.json
 analyze      the assembler of captures, behind every command and stage that reads one

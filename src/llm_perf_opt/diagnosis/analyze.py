@@ -21,13 +21,13 @@ from llm_perf_opt.capture.operators import (
 from llm_perf_opt.capture.ranges import RangeInstances
 from llm_perf_opt.capture.ranks.collectives import recorded_args
 from llm_perf_opt.capture.ranks.identify import Kind
-from llm_perf_opt.capture.ranks.rank_analysis import analyze_ranks, is_alone
+from llm_perf_opt.capture.ranks.rank_analysis import analyze_ranks
 from llm_perf_opt.capture.rows import CounterRow, KernelRow, RangeRow
 from llm_perf_opt.capture.shapes import ShapesAnalysis, roof_of, shape_rows, sum_shapes
+from llm_perf_opt.capture.tables import is_alone
 from llm_perf_opt.capture.timeline import HostEvents, Timeline, distinct, gpu_names, since
 from llm_perf_opt.core.units import count_of
-from llm_perf_opt.diagnosis.claim import Finding
-from llm_perf_opt.diagnosis.diagnose import judge
+from llm_perf_opt.diagnosis.diagnose import coverage_of, diagnosis_of, judge, kernels_alone
 from llm_perf_opt.diagnosis.diagnosis_document import (
     AfterSetup,
     CaptureAnalysis,
@@ -40,10 +40,9 @@ from llm_perf_opt.diagnosis.diagnosis_document import (
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, Measured, hardware_of, measure_timeline
 from llm_perf_opt.diagnosis.gaps.gap_verdict import is_tuning
 from llm_perf_opt.diagnosis.gaps.host_alone import HostAlone, sum_host_alone
-from llm_perf_opt.diagnosis.ledger import ONE_TIME
+from llm_perf_opt.diagnosis.ledger import ONE_TIME, Finding
 from llm_perf_opt.diagnosis.program import program_of
 from llm_perf_opt.diagnosis.scope import Scope, capture_scope, host_scope
-from llm_perf_opt.diagnosis.verdict import coverage_of, diagnosis_of, kernels_alone
 
 # Ranges of more names than this are for no reader, and would make the answer larger than the capture.
 RANGES_KEPT = 500
@@ -99,12 +98,17 @@ def analyze_captures(
     shapes = _shapes(captures, timelines)
     recorded = [None if c.detail is None else recorded_args(t, c.detail) for c, t in pairs]
     of_ranks = timelines if ranks_from is None else ranks_from
-    ranks = analyze_ranks(
-        of_ranks,
-        said=files_are,
-        recorded=recorded if ranks_from is None else None,
-        # What the link between GPUs needs for a message.
-        hardware=None if is_alone(of_ranks) else hardware_of(timelines),
+    has_one_gpu = is_alone(of_ranks)
+    ranks = (
+        None
+        if has_one_gpu and files_are is None
+        else analyze_ranks(
+            of_ranks,
+            said=files_are,
+            recorded=recorded if ranks_from is None else None,
+            # What the link between GPUs needs for a message.
+            hardware=None if has_one_gpu else hardware_of(timelines),
+        )
     )
     evidence = CaptureEvidence(
         measured,

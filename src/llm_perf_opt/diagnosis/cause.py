@@ -2,20 +2,23 @@
 
 Each cause is `causes/<id>.toml`. Where a cell alone is the evidence, that is all of it. Else `causes/<id>.py` alongside
 it has a function `judge(scope, program)` that returns a claim or nothing; it is imported only where the cause's cells
-hold time.
+hold time. Its words are templates, filled with numbers last.
 """
 
+import string
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from llm_perf_opt.diagnosis.claim import Claim, Confidence
+from llm_perf_opt.core.units import count_of, format_bytes, format_factor, format_ms, format_percent
 from llm_perf_opt.diagnosis.diagnosis_document import Program
+from llm_perf_opt.diagnosis.ledger import Claim, Confidence, Value
 from llm_perf_opt.diagnosis.scope import Kind, Scope
+from llm_perf_opt.system.terminal import cut_text
 
 FOLDER = Path(__file__).parent / "causes"
 # The rows of advice end a file; before them are the words, from the title on.
@@ -189,3 +192,45 @@ def _load(path: Path, *, has_judge: bool) -> Cause:
         confidence=data.get("confidence", "medium"),
         has_judge=has_judge,
     )
+
+
+NAME_WIDTH = 100
+# Before the noun of a count: `{gaps:# gap}`.
+COUNTED = "# "
+
+
+class _Numbers(string.Formatter):
+    """Formats of our own: `ms` and `us` of nanoseconds, `pct` of a share, `x` of a ratio, `n` of a count, `bytes`,
+    `gbs` of bytes per second, `name` for names that may be long, `# noun` for a count with its noun."""
+
+    def format_field(self, value: Any, spec: str) -> str:
+        if spec.startswith(COUNTED):
+            return count_of(value, spec.removeprefix(COUNTED))
+        return FORMATS[spec](value) if spec in FORMATS else format(value, spec)
+
+
+FORMATS: Mapping[str, Callable[[Any], str]] = {
+    "ms": lambda ns: format_ms(ns / 1e6),
+    "us": lambda ns: f"{ns / 1e3:,.1f} µs",
+    "pct": lambda share: format_percent(share) if share < 0.1 else f"{100 * share:.0f} %",
+    "x": format_factor,
+    "n": lambda count: f"{count:,.0f}",
+    "bytes": format_bytes,
+    "gbs": lambda rate: f"{rate / 1e9:,.1f} GB/s",
+    "name": lambda name: cut(str(name)),
+}
+_NUMBERS = _Numbers()
+
+
+def fill(template: str, values: Mapping[str, Value]) -> str:
+    """A template with its numbers. A missing one is a defect of the cause, and an error."""
+    return _NUMBERS.vformat(template, (), values)
+
+
+def cut(name: str) -> str:
+    return cut_text(name, NAME_WIDTH)
+
+
+def capitalized(text: str) -> str:
+    """With a capital letter where it begins with a word of ours; names of ranges stay as they are."""
+    return text[:1].upper() + text[1:]

@@ -8,6 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from llm_perf_opt.capture.allocator_memory import MemoryCurve
 from llm_perf_opt.capture.critical import CriticalPath
+from llm_perf_opt.capture.exclusive import KernelTime
 from llm_perf_opt.capture.frames import PythonTree
 from llm_perf_opt.capture.graphs import GraphReplays
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
@@ -18,12 +19,10 @@ from llm_perf_opt.capture.rows import CopyRow, CounterRow, KernelRow, RangeRow
 from llm_perf_opt.capture.shapes import ShapesAnalysis
 from llm_perf_opt.capture.streams import StreamReport
 from llm_perf_opt.capture.timeline import CapturedGpu
-from llm_perf_opt.diagnosis.claim import Finding
-from llm_perf_opt.diagnosis.device_time import KernelTime
 from llm_perf_opt.diagnosis.gaps.edges import HostEdge
 from llm_perf_opt.diagnosis.gaps.gap_report import IdleReport
 from llm_perf_opt.diagnosis.gaps.host_alone import HostAlone
-from llm_perf_opt.diagnosis.ledger import Cell, Ledger
+from llm_perf_opt.diagnosis.ledger import Cell, Finding, Ledger
 
 VerdictKind = Literal[
     "finding", "one_time", "healthy", "largest_cell", "not_recorded", "kernels_only", "no_gpu_work", "nothing_measured"
@@ -64,9 +63,6 @@ class Program:
     world_size: int
     ranks_given: int
     traits: tuple[str, ...]
-
-    def has(self, *traits: str) -> bool:
-        return set(traits) <= set(self.traits)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llm_perf_opt.capture import kernel_names
+from llm_perf_opt.capture.exclusive import DeviceTime
 from llm_perf_opt.capture.idle import IdleMap, map_idle
 from llm_perf_opt.capture.intervals import nest
 from llm_perf_opt.capture.kernels.names import is_fusible
@@ -16,14 +17,11 @@ from llm_perf_opt.capture.ranks.rank_analysis import RanksAnalysis
 from llm_perf_opt.capture.rows import PUSH_POP, CopyRow, Idle, KernelRow, RangeRow, summed
 from llm_perf_opt.capture.shapes import ShapesAnalysis, least_fused_ns
 from llm_perf_opt.capture.streams import StreamReport, report_streams
-from llm_perf_opt.capture.tables import idle_of, range_rows, sum_idle
+from llm_perf_opt.capture.tables import idle_of, kernel_and_copy_rows, range_rows, sum_idle
 from llm_perf_opt.capture.timeline import Timeline, distinct, gpu_names
-from llm_perf_opt.diagnosis.device_time import DeviceTime
-from llm_perf_opt.diagnosis.diagnosis_tables import kernel_and_copy_rows
 from llm_perf_opt.diagnosis.gaps.edges import HostEdge, find_edges
-from llm_perf_opt.diagnosis.gaps.gap_report import IdleReport, report_idle
+from llm_perf_opt.diagnosis.gaps.gap_report import CopyPlace, IdleReport, copy_places, report_idle
 from llm_perf_opt.diagnosis.gaps.startup_gaps import StartUp, find_start_up
-from llm_perf_opt.diagnosis.gaps.waits import CopyPlace, copy_places
 from llm_perf_opt.system.arrays import give_back_freed_memory
 
 if TYPE_CHECKING:

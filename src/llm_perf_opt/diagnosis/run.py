@@ -6,15 +6,13 @@ from msgspec import UNSET
 
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuKernel
 from llm_perf_opt.core.names import DECODE, DECODE_STEP, MODULE_PREFIX, PHASES
-from llm_perf_opt.diagnosis.claim import Finding
-from llm_perf_opt.diagnosis.diagnose import judge
+from llm_perf_opt.diagnosis.diagnose import NOT_TRIED, diagnosis_of, judge, kernels_alone
 from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, Coverage, Diagnosis
 from llm_perf_opt.diagnosis.facts import GpuFacts, Known, RunFacts
 from llm_perf_opt.diagnosis.host_scope import program_scope
-from llm_perf_opt.diagnosis.ledger import Cell, Ledger, balanced
+from llm_perf_opt.diagnosis.ledger import Cell, Finding, Ledger, balanced
 from llm_perf_opt.diagnosis.program import program_of_run
 from llm_perf_opt.diagnosis.scope import Scope, phase_scope
-from llm_perf_opt.diagnosis.verdict import NOT_TRIED, diagnosis_of, kernels_alone
 
 REQUEST = "request"
 PHASE_RANGES = (*PHASES, DECODE_STEP)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from llm_perf_opt.capture.exclusive import KernelTime
 from llm_perf_opt.capture.kernels.ncu_records import NcuKernel
 from llm_perf_opt.capture.rows import CopyRow, Idle, RangeRow
 from llm_perf_opt.diagnosis import ledger as cells
-from llm_perf_opt.diagnosis.device_time import KernelTime
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, runs_on
 from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.diagnosis.gaps.gap_verdict import Verdict

@@ -10,8 +10,8 @@ from pydantic import Field
 
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
-from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnosis_document import Diagnosis, ScopeRecord
+from llm_perf_opt.diagnosis.ledger import Finding
 from llm_perf_opt.errors import ConfigError, did_you_mean
 from llm_perf_opt.mcp_server.allowed_paths import ReadOnlyFolder, Roots
 from llm_perf_opt.mcp_server.answer_rows import TableRows

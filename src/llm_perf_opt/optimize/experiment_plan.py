@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from llm_perf_opt.comparison.statistics import shared_among
 from llm_perf_opt.core.names import DECODE, PHASES, PREFILL
 from llm_perf_opt.core.units import format_factor, format_ms
-from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.experiments import THROUGHPUT, Remedy, load_experiments
 from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, RunFacts
+from llm_perf_opt.diagnosis.ledger import Finding
 from llm_perf_opt.diagnosis.scope import LAUNCH_BOUND_IDLE
 from llm_perf_opt.optimize.optimize_document import ExperimentRow, ExperimentStatus, Objective, PredictedBound
 

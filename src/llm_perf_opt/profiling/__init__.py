@@ -8,8 +8,8 @@ Passes: `baseline` is the clean pass a slowdown is measured against, `workload_r
 `user_program` a pass of a user's program, `found_model` the model it generated with, `injected` one with the profiler
 put into it (`injection` puts modules of `inject` there), `sampled` one whose stacks are sampled (`launch_sampled`
 starts it, `observed` reads what `inject` saw from inside it), `attached` samples a running process, `static_child` has
-what the counting child answers, `generated` what a model wrote. `trace_tables`, `range_phases` and `clean_ranks` turn a
-pass into tables, phases and per-rank times.
+what the counting child answers, `generated` what a model wrote. `trace_tables` and `clean_ranks` turn a pass into
+tables and per-rank times.
 
 Read one stage top to bottom, `stages.nsys`, before anything else.
 """

@@ -139,7 +139,7 @@ def _without_trace(ctx: StageContext, data: MetricsDocument, why: str) -> StageO
 def _with_trace(
     cfg: "TorchProfilerConfig", ctx: StageContext, data: MetricsDocument, traces: list[Path], folder: Path
 ) -> StageOutput:
-    from llm_perf_opt.profiling.range_phases import chosen_phases
+    from llm_perf_opt.capture.ranges import chosen_phases
     from llm_perf_opt.profiling.trace_tables import write_trace_files
     from llm_perf_opt.workload.profiled import pack_trace
 

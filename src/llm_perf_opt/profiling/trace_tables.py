@@ -162,12 +162,12 @@ def write_trace_files(
     # numpy is imported only when a stage has run.
     from llm_perf_opt.capture.allocator_memory import memory_counters
     from llm_perf_opt.capture.operators import ProfiledOperators, module_shares, module_tree
+    from llm_perf_opt.capture.ranges import with_phases
     from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
     from llm_perf_opt.capture.window import OperatorInputs, timeline_window
     from llm_perf_opt.diagnosis.analyze import RecordedCapture, analyze_captures
     from llm_perf_opt.profiling import trace_tables
     from llm_perf_opt.profiling.capture_files import write_capture, write_timeline
-    from llm_perf_opt.profiling.range_phases import with_phases
 
     found = read_torch_trace(trace, detailed=True)
     timeline, detail, folder = with_phases(found.timeline, phases or {}), found.detail, trace.parent

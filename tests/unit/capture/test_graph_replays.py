@@ -10,7 +10,6 @@ from llm_perf_opt.capture.graphs import (
     GraphRow,
     attribute_replays,
     graph_reference,
-    replayed_kernels,
 )
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.cli import main
@@ -102,7 +101,7 @@ def test_capture_and_eager_run_of_a_real_graph_agree() -> None:
 
 def test_the_command_says_what_is_missing_and_shows_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
     replay = H200 / "graph_replay.trace.json.gz"
-    assert replayed_kernels(read_torch_trace(replay).timeline) == 90
+    assert read_torch_trace(replay).timeline.replayed_count == 90
     assert main(["analyze", "--json", str(replay)]) == 0
     alone = json.loads(capsys.readouterr().out)
     assert "graph_replays" not in alone

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from llm_perf_opt.capture.intervals import FEW_WINDOWS, Intervals, covered_ns, union
-from llm_perf_opt.capture.readers.nsys_columns import narrow, one_for_all
+from llm_perf_opt.capture.readers.nsys_database import narrow, one_for_all
 
 # Times of a capture are nanoseconds since the machine started or since 1970: the sum of a few thousand runs over.
 SINCE_1970 = 1_700_000_000_000_000_000

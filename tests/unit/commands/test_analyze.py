@@ -385,3 +385,31 @@ def test_an_empty_window_is_called_empty_and_not_a_missing_activity(
         )
         assert "ProfilerActivity.CUDA" not in said
         assert "GPU activity was recorded, and nothing was launched in the recorded window" in said
+
+
+# Prints the modules of ours of which a function ran; class bodies and comprehensions are none.
+ENTERED = """
+import sys
+from llm_perf_opt.cli import main
+entered = set()
+def note(frame, event, _):
+    code = frame.f_code
+    if "llm_perf_opt" in code.co_filename and code.co_flags & 2 and code.co_name[0] != "<":
+        entered.add(code.co_filename)
+sys.setprofile(note)
+code = main(sys.argv[1:])
+sys.setprofile(None)
+print(len(entered), *sorted(entered), file=sys.stderr, sep="\\n")
+sys.exit(code)
+"""
+
+
+@pytest.mark.slow
+def test_a_reader_of_the_code_follows_a_capture_through_at_most_40_modules(tmp_path: Path) -> None:
+    capture = tmp_path / "llama.sqlite"
+    capture.write_bytes(lzma.decompress((DATA / "h200" / "llama.sqlite.xz").read_bytes()))
+    argv = [sys.executable, "-c", ENTERED, "analyze", str(capture)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
+    assert "Launch-bound decode_step" in done.stdout
+    count, *modules = done.stderr.splitlines()
+    assert int(count) <= 40, modules

@@ -5,9 +5,8 @@ import tomllib
 
 import pytest
 
-from llm_perf_opt.diagnosis.cause import FOLDER, Cause, load_causes
+from llm_perf_opt.diagnosis.cause import COUNTED, FOLDER, FORMATS, Cause, fill, load_causes
 from llm_perf_opt.diagnosis.experiments import load_experiments
-from llm_perf_opt.diagnosis.words import COUNTED, FORMATS, fill
 from scripts.causes_table import PAGES, table
 from tests.support.fixtures_dir import REPO
 

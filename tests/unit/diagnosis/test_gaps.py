@@ -11,13 +11,11 @@ from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.capture.streams import StreamRow
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
-from llm_perf_opt.diagnosis.claim import confidence_of
 from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis
-from llm_perf_opt.diagnosis.gaps.gap_report import IdleReport
+from llm_perf_opt.diagnosis.gaps.gap_report import IdleReport, WaitRow
 from llm_perf_opt.diagnosis.gaps.gap_verdict import HostCost, Judged, Verdict, judge
-from llm_perf_opt.diagnosis.gaps.iterations import Iterations, Outlier
-from llm_perf_opt.diagnosis.gaps.queue import Queue
-from llm_perf_opt.diagnosis.gaps.waits import WaitRow
+from llm_perf_opt.diagnosis.gaps.traits import Iterations, Outlier, Queue
+from llm_perf_opt.diagnosis.ledger import confidence_of
 from llm_perf_opt.report.sections.idle_sections import idle_sections
 from tests.support.answers import cells_of, claim_of, diagnosis_of, owner_of, rules
 from tests.support.nsys_builder import OTHER_THREAD, PID, THREAD, Export

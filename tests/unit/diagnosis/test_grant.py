@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from llm_perf_opt.capture.exclusive import KernelTime
 from llm_perf_opt.diagnosis.cause import Cause, load_causes
-from llm_perf_opt.diagnosis.claim import Claim
-from llm_perf_opt.diagnosis.device_time import KernelTime
 from llm_perf_opt.diagnosis.diagnose import MIN_LEFT, grant
-from llm_perf_opt.diagnosis.ledger import Cell, balanced
+from llm_perf_opt.diagnosis.ledger import Cell, Claim, balanced
 from llm_perf_opt.diagnosis.scope import Scope
 
 

@@ -17,7 +17,7 @@ from llm_perf_opt.core.documents import (
     HostThread,
     HostThreads,
 )
-from llm_perf_opt.diagnosis.cause import load_causes
+from llm_perf_opt.diagnosis.cause import cut, load_causes
 from llm_perf_opt.diagnosis.diagnose import judge
 from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.facts import HostFacts, Known, Unknown
@@ -26,7 +26,6 @@ from llm_perf_opt.diagnosis.host.owners import busiest, host_rows, place_of
 from llm_perf_opt.diagnosis.host.stacks import Frame, Stack, of_program, read_stacks, without_parent
 from llm_perf_opt.diagnosis.host_scope import program_scope
 from llm_perf_opt.diagnosis.ledger import is_in
-from llm_perf_opt.diagnosis.words import cut
 from llm_perf_opt.profiling.sampled import live_notes
 
 LIB = "/usr/lib/python3.11"

@@ -12,12 +12,11 @@ from llm_perf_opt.capture.timeline import Timeline
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis
 from llm_perf_opt.diagnosis.evidence import Measured, measure_timeline
-from llm_perf_opt.diagnosis.gaps.gap_report import IdleReport, report_idle
+from llm_perf_opt.diagnosis.gaps.gap_report import HeldRow, IdleReport, SyncRow, report_idle
 from llm_perf_opt.diagnosis.gaps.gap_verdict import is_library
 from llm_perf_opt.diagnosis.gaps.long_gaps import LongGaps
 from llm_perf_opt.diagnosis.gaps.startup_gaps import StartUpRow
 from llm_perf_opt.diagnosis.gaps.traits import AllocatorFlushes, LaunchBlocking, TimeSlices
-from llm_perf_opt.diagnosis.gaps.waits import HeldRow, SyncRow
 from tests.support.fixtures_dir import DATA
 from tests.support.nsys_builder import Export, h200_export
 from tests.support.trace_builder import event, write_trace

@@ -7,8 +7,8 @@ import pytest
 
 from llm_perf_opt.core.documents import ClockDocument, ClockSample, Deployment
 from llm_perf_opt.core.records import Spread
-from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.facts import ClockFacts, Known, PhaseFacts, Quantity, RunFacts, Unknown
+from llm_perf_opt.diagnosis.ledger import Finding
 from llm_perf_opt.diagnosis.run import diagnose_run
 from llm_perf_opt.report.run_facts import clock_facts
 from llm_perf_opt.report.view.findings import findings_view, gain_of, saved_in_request_ms

@@ -12,18 +12,18 @@ import pytest
 from msgspec import UNSET, UnsetType
 
 from llm_perf_opt.capture.kernels.names import is_fusible
+from llm_perf_opt.capture.ranges import with_phases
 from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.capture.timeline import HostEvents, Timeline, since
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.diagnosis.analyze import RecordedCapture, analyze_captures, analyze_timelines
-from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnosis_document import AfterSetup, CaptureAnalysis
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, measure_timeline
 from llm_perf_opt.diagnosis.gaps.host_alone import HostAlone, OutsideRow
+from llm_perf_opt.diagnosis.ledger import Finding
 from llm_perf_opt.diagnosis.run import is_covered
-from llm_perf_opt.profiling.range_phases import with_phases
 from llm_perf_opt.report.render.capture_text import render_analysis
 from llm_perf_opt.report.run_files import read_run_files
 from llm_perf_opt.report.view.report_view import build_view

@@ -10,8 +10,8 @@ import pytest
 from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
+from llm_perf_opt.diagnosis.diagnose import MIN_HEADLINE
 from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis
-from llm_perf_opt.diagnosis.verdict import MIN_HEADLINE
 from tests.support.answers import claim_of, diagnosis_of
 from tests.support.fixtures_dir import shared_fixtures
 

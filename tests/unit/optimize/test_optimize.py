@@ -9,9 +9,9 @@ import pytest
 from llm_perf_opt.comparison.gate import parse_condition
 from llm_perf_opt.comparison.stability import RepeatedValue
 from llm_perf_opt.diagnosis.cause import load_causes
-from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.experiments import Guard, Remedy, load_experiments
 from llm_perf_opt.diagnosis.facts import PhaseKernel, RunFacts
+from llm_perf_opt.diagnosis.ledger import Finding
 from llm_perf_opt.diagnosis.run import diagnose_run
 from llm_perf_opt.optimize.experiment_plan import (
     PAIR_LOOKS,

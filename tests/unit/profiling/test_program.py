@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llm_perf_opt.capture.ranges import PRESETS, chosen_phases, with_phases
 from llm_perf_opt.capture.timeline import Ranges, Timeline, no_activities, no_calls
 from llm_perf_opt.commands.run import implied_overrides, refuse_input, split_command, tool_flags
 from llm_perf_opt.config.arguments import parse_arguments
@@ -14,7 +15,6 @@ from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.baseline import clean_metrics, last_words
 from llm_perf_opt.profiling.injected import injected_environment
 from llm_perf_opt.profiling.injection import INJECT_DIR
-from llm_perf_opt.profiling.range_phases import PRESETS, chosen_phases, with_phases
 from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig
 from llm_perf_opt.profiling.user_program import (
     Mark,

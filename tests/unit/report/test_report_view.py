@@ -9,10 +9,9 @@ import pytest
 from llm_perf_opt.core.documents import Deployment
 from llm_perf_opt.core.manifest import read_manifest, write_manifest
 from llm_perf_opt.core.records import CommandRecord, CommandStep, Metric, Spread
-from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnosis_document import Coverage, Diagnosis, Program, ScopeRecord, Verdict
 from llm_perf_opt.diagnosis.facts import Known, RunFacts, Unknown
-from llm_perf_opt.diagnosis.ledger import Cell
+from llm_perf_opt.diagnosis.ledger import Cell, Finding
 from llm_perf_opt.diagnosis.run import diagnose_run
 from llm_perf_opt.report.render.glossary import words
 from llm_perf_opt.report.render.roofline_layout import WIDTH, layout_roofline

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal
 
 import msgspec
@@ -92,7 +93,7 @@ class _Unknown(Exception):
 
 def operator_work(name: str, dims: str, types: bytes, values: bytes) -> OperatorWork | None:
     """The work of an operator of this name, or None where no formula is known or its inputs do not fit it."""
-    formula = _FORMULAS.get(name)
+    formula = _formulas().get(name)
     if formula is None or not dims:
         return None
     try:
@@ -108,7 +109,7 @@ def operator_work(name: str, dims: str, types: bytes, values: bytes) -> Operator
 
 
 def has_formula(name: str) -> bool:
-    return name in _FORMULAS
+    return name in _formulas()
 
 
 def _shape(value: Any) -> Shape | None:
@@ -276,29 +277,32 @@ def _all(names: Sequence[str], formula: _Formula) -> dict[str, _Formula]:
     return dict.fromkeys(names, formula)
 
 
-_FORMULAS: Mapping[str, _Formula] = {
-    **_all(("aten::mm", "aten::bmm", "aten::_scaled_mm", "aten::_int_mm"), _gemm(0, 1)),
-    **_all(("aten::addmm", "aten::baddbmm", "aten::_addmm_activation"), _gemm(1, 2)),
-    **_all(("sgl_kernel::fp8_scaled_mm", "sgl_kernel::int8_scaled_mm"), _gemm(0, 1)),
-    "aten::linear": _linear,
-    "aten::matmul": _matmul,
-    **_all(("aten::_grouped_mm", "aten::_scaled_grouped_mm"), _grouped),
-    "_C::cutlass_scaled_mm": _scaled_into,
-    "aten::_scaled_dot_product_flash_attention": _attention(0, 4),
-    "aten::_scaled_dot_product_efficient_attention": _attention(0, 6),
-    "aten::_scaled_dot_product_cudnn_attention": _attention(0, 6),
-    "aten::_scaled_dot_product_flash_attention_backward": _attention(1, 11, factor=BACKWARD_ATTENTION),
-    "aten::_scaled_dot_product_efficient_attention_backward": _attention(1, 11, factor=BACKWARD_ATTENTION),
-    **_all(("flash_attn::_flash_attn_forward", "FlashAttnFunc"), _attention(0, 5, heads_last=True)),
-    **_all(("aten::convolution", "aten::_convolution"), _convolution(3, 4, 5, transposed=6)),
-    "aten::cudnn_convolution": _convolution(3, 2, 4),
-    "aten::miopen_convolution": _convolution(4, 3, 5),
-    "aten::convolution_backward": _convolution_backward,
-    **_all(
-        ("aten::native_layer_norm", "aten::native_group_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm",
-         "aten::miopen_batch_norm", "aten::_fused_rms_norm", "aten::_softmax", "aten::_log_softmax"),
-        _norm(0),
-    ),
-    **_all(("_C::rms_norm", "sgl_kernel::rmsnorm"), _norm(1, writes=0.0)),
-    **_all(("_C::fused_add_rms_norm", "sgl_kernel::fused_add_rmsnorm"), _norm(0, writes=2.0)),
-}  # fmt: skip
+@cache
+def _formulas() -> Mapping[str, _Formula]:
+    """By the name of an operator; made when the first shape was recorded."""
+    return {
+        **_all(("aten::mm", "aten::bmm", "aten::_scaled_mm", "aten::_int_mm"), _gemm(0, 1)),
+        **_all(("aten::addmm", "aten::baddbmm", "aten::_addmm_activation"), _gemm(1, 2)),
+        **_all(("sgl_kernel::fp8_scaled_mm", "sgl_kernel::int8_scaled_mm"), _gemm(0, 1)),
+        "aten::linear": _linear,
+        "aten::matmul": _matmul,
+        **_all(("aten::_grouped_mm", "aten::_scaled_grouped_mm"), _grouped),
+        "_C::cutlass_scaled_mm": _scaled_into,
+        "aten::_scaled_dot_product_flash_attention": _attention(0, 4),
+        "aten::_scaled_dot_product_efficient_attention": _attention(0, 6),
+        "aten::_scaled_dot_product_cudnn_attention": _attention(0, 6),
+        "aten::_scaled_dot_product_flash_attention_backward": _attention(1, 11, factor=BACKWARD_ATTENTION),
+        "aten::_scaled_dot_product_efficient_attention_backward": _attention(1, 11, factor=BACKWARD_ATTENTION),
+        **_all(("flash_attn::_flash_attn_forward", "FlashAttnFunc"), _attention(0, 5, heads_last=True)),
+        **_all(("aten::convolution", "aten::_convolution"), _convolution(3, 4, 5, transposed=6)),
+        "aten::cudnn_convolution": _convolution(3, 2, 4),
+        "aten::miopen_convolution": _convolution(4, 3, 5),
+        "aten::convolution_backward": _convolution_backward,
+        **_all(
+            ("aten::native_layer_norm", "aten::native_group_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm",
+             "aten::miopen_batch_norm", "aten::_fused_rms_norm", "aten::_softmax", "aten::_log_softmax"),
+            _norm(0),
+        ),
+        **_all(("_C::rms_norm", "sgl_kernel::rmsnorm"), _norm(1, writes=0.0)),
+        **_all(("_C::fused_add_rms_norm", "sgl_kernel::fused_add_rmsnorm"), _norm(0, writes=2.0)),
+    }  # fmt: skip

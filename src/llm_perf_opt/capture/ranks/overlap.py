@@ -6,13 +6,12 @@ but never overlaps looks as bad as one that does nothing else. Ours is the expos
 kernel nor a copy ran alongside it, as a share of the time from the rank's first GPU work to its last.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from llm_perf_opt.capture.intervals import Flags, Intervals, intersect, union, without
-from llm_perf_opt.capture.timeline import Activities, Timeline, distinct
+from llm_perf_opt.capture.timeline import Activities, Timeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,19 +39,6 @@ class Split:
     hta_compute_pct: float
     hta_non_compute_pct: float
     hta_overlap_pct: float | None
-
-
-def processes_with_work(timeline: Timeline) -> Iterator[int]:
-    """The processes that used a GPU."""
-    used = [distinct(work.process) for work in (timeline.kernels, timeline.copies, timeline.graphs)]
-    yield from distinct(np.concatenate(used)).tolist()
-
-
-def devices_of(timeline: Timeline, process: int) -> tuple[int, ...]:
-    """The devices a process used, -1 where the capture does not say."""
-    tables = (timeline.kernels, timeline.copies, timeline.graphs)
-    used = [distinct(work.device[work.process == process]) for work in tables]
-    return tuple(distinct(np.concatenate(used)).tolist())
 
 
 def split_time(

@@ -12,13 +12,8 @@ from llm_perf_opt.capture.ranks.collectives import (
     find_collectives,
 )
 from llm_perf_opt.capture.ranks.identify import RANKS, Kind, Understood, identify
-from llm_perf_opt.capture.ranks.overlap import (
-    Split,
-    devices_of,
-    processes_with_work,
-    split_time,
-)
-from llm_perf_opt.capture.tables import communication_kernels
+from llm_perf_opt.capture.ranks.overlap import Split, split_time
+from llm_perf_opt.capture.tables import communication_kernels, devices_of, is_alone, processes_with_work
 from llm_perf_opt.capture.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -118,20 +113,9 @@ def analyze_ranks(
     )
 
 
-def is_alone(timelines: Sequence[Timeline]) -> bool:
-    """Whether one process ran on one GPU and no kernel communicates: then nothing is to be reported of ranks."""
-    if len(timelines) != 1 or not timelines[0].has_gpu_work:
-        return not any(timeline.has_gpu_work for timeline in timelines)
-    timeline = timelines[0]
-    processes = list(processes_with_work(timeline))
-    if len(processes) > 1 or len(devices_of(timeline, processes[0])) > 1:
-        return False
-    return not bool(communication_kernels(timeline).any())
-
-
 def _rows(timeline: Timeline, rank: int | None, arrivals: Arrivals | None) -> tuple[list[RankRow], list[DeviceRow]]:
     communicates = communication_kernels(timeline)
-    processes = list(processes_with_work(timeline))
+    processes = processes_with_work(timeline)
     named = timeline.origin.processes
     rows: list[RankRow] = []
     devices: list[DeviceRow] = []

@@ -2,7 +2,7 @@
 
 `kinds` finds out what a file is, `foreign` names what is not a capture.
 
-nsys:  `nsys_sqlite` (timeline; over `nsys_database`, `nsys_columns` and `sqlite_pages`), `nsys_summary` and
+nsys:  `nsys_sqlite` (timeline; over `nsys_database` and `sqlite_pages`), `nsys_summary` and
        `nsys_stats` (kernel summaries), `nsys_log` (what it printed)
 ncu:   `ncu_report` (.ncu-rep), `ncu_csv` (both pages), `ncu_log` (what it printed)
 torch: `torch_trace` (the reader; over `trace_text`, `trace_decode`, `trace_rare` and `trace_workers`),

@@ -14,13 +14,6 @@ NCU_REPORT = b"NVR\x00"
 BEGINNING = 4096
 ALLOWED = "allowed: .nsys-rep, .sqlite, .db of rocprofv3, .json, .json.gz, .ncu-rep, .csv, .pickle"
 MAKE_PAGE = "make a page with `ncu --import R.ncu-rep --page raw --csv`"
-_PACKED = {
-    b"\xfd7zXZ\x00": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"BZh": "bzip2",
-    b"PK\x03\x04": "zip",
-    b"7z\xbc\xaf": "7-Zip",
-}
 # A tar archive says so behind the name of its first file.
 _TAR, _TAR_AT = b"ustar", 257
 # Other formats nsys exports to, by their first bytes, and by their first words.
@@ -55,8 +48,6 @@ _TABLES = (
 )
 _NCU_SAID = re.compile(r"^==(PROF|ERROR|WARNING)== ", re.MULTILINE)
 _NCU_ERROR = re.compile(r"^==ERROR== (.*)$", re.MULTILINE)
-_LFS = b"version https://git-lfs.github.com/spec/"
-_WEB_PAGE = re.compile(rb"\s*<(!doctype html|html|head)\b", re.IGNORECASE)
 # JSON of other tools: what is at its beginning, what it is, and what to do.
 _JSON = (
     (
@@ -88,27 +79,6 @@ _JSON = (
         "JSON of rocprofv3, which is not read; give its database (rocprofv3 --output-format rocpd)",
     ),
 )
-
-
-def refuse_placeholder(path: Path, head: bytes) -> None:
-    """What is where a capture should be: nothing, a pointer to it, or a page about it."""
-    if not head:
-        raise ParseError(f"{path}: the file is empty; record, export or copy it again")
-    if head.startswith(_LFS):
-        raise ParseError(
-            f"{path}: a pointer of Git LFS, not the file itself; run `git lfs pull` in the repository it came from"
-        )
-    if _WEB_PAGE.match(head):
-        raise ParseError(f"{path}: a web page, not a capture; download the file itself (on GitHub: the raw file)")
-
-
-def refuse_packed(path: Path, head: bytes, *, but: str = "") -> None:
-    """`head` as it is in the file; gzip is unpacked where what is inside is read so."""
-    for magic, what in _PACKED.items():
-        if head.startswith(magic) and what != but:
-            raise ParseError(f"{path}: packed with {what}; unpack it and give the file inside")
-    if head.startswith(GZIP) and path.name.lower().endswith((".nsys-rep", ".qdrep", ".sqlite", ".ncu-rep")):
-        raise ParseError(f"{path}: packed with gzip; unpack it and give the file inside")
 
 
 def refuse_content(path: Path, content: bytes, *, packed: bool) -> None:

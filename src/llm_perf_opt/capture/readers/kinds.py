@@ -17,8 +17,6 @@ from llm_perf_opt.capture.readers.foreign import (
     printed_by_ncu,
     refuse_content,
     refuse_json,
-    refuse_packed,
-    refuse_placeholder,
     refuse_table,
     unknown,
 )
@@ -38,6 +36,15 @@ MERGED = "merged-"
 _LOAD_RESULTS = re.compile(r'"request_throughput"\s*:\s*-?[\d.]|"(request_throughput|request_latency)"\s*:\s*\{\s*"')
 _BY_ENDING = {".nsys-rep": NSYS, ".qdrep": NSYS, ".sqlite": NSYS, ".ncu-rep": NCU, ".csv.gz": NCU, ".csv.xz": NCU}
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_PACKED = {
+    b"\xfd7zXZ\x00": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"PK\x03\x04": "zip",
+    b"7z\xbc\xaf": "7-Zip",
+}
+_LFS = b"version https://git-lfs.github.com/spec/"
+_WEB_PAGE = re.compile(rb"\s*<(!doctype html|html|head)\b", re.IGNORECASE)
 # The protocol of a pickle, and the instructions one of data may begin with.
 _PICKLE = re.compile(rb"\x80[\x02-\x05][\x95c}\](]")
 # The header of a page of ncu.
@@ -99,12 +106,12 @@ def kind_of(path: Path) -> str:
             "host part and give the report it writes"
         )
     head = _head(path)
-    refuse_placeholder(path, head)
+    _refuse_placeholder(path, head)
     for ending, kind in _BY_ENDING.items():
         if name.endswith(ending):
-            refuse_packed(path, head, but="xz" if ending == ".csv.xz" else "")
+            _refuse_packed(path, head, but="xz" if ending == ".csv.xz" else "")
             return _database_kind(path) if kind == NSYS and head.startswith(SQLITE) else kind
-    refuse_packed(path, head)
+    _refuse_packed(path, head)
     if head.startswith(SQLITE):
         return _database_kind(path)
     if head.startswith(NCU_REPORT):
@@ -216,3 +223,24 @@ def _head(path: Path) -> bytes:
             return file.read(HEAD_BYTES)
     except OSError as error:
         raise ParseError(f"{path}: could not be read ({error.strerror or error})") from error
+
+
+def _refuse_placeholder(path: Path, head: bytes) -> None:
+    """What is where a capture should be: nothing, a pointer to it, or a page about it."""
+    if not head:
+        raise ParseError(f"{path}: the file is empty; record, export or copy it again")
+    if head.startswith(_LFS):
+        raise ParseError(
+            f"{path}: a pointer of Git LFS, not the file itself; run `git lfs pull` in the repository it came from"
+        )
+    if _WEB_PAGE.match(head):
+        raise ParseError(f"{path}: a web page, not a capture; download the file itself (on GitHub: the raw file)")
+
+
+def _refuse_packed(path: Path, head: bytes, *, but: str = "") -> None:
+    """`head` as it is in the file; gzip is unpacked where what is inside is read so."""
+    for magic, what in _PACKED.items():
+        if head.startswith(magic) and what != but:
+            raise ParseError(f"{path}: packed with {what}; unpack it and give the file inside")
+    if head.startswith(GZIP) and path.name.lower().endswith((".nsys-rep", ".qdrep", ".sqlite", ".ncu-rep")):
+        raise ParseError(f"{path}: packed with gzip; unpack it and give the file inside")

@@ -18,11 +18,14 @@ import numpy as np
 
 from llm_perf_opt.capture.intervals import Flags, Ints
 from llm_perf_opt.capture.kernels.names import MAX_NAME, as_utf8, cut_name
-from llm_perf_opt.capture.readers.nsys_columns import (
+from llm_perf_opt.capture.readers.nsys_database import (
+    LATEST_NS,
     Ids,
     LeftOut,
     Names,
+    NsysDatabase,
     Processes,
+    as_text,
     check_times,
     copy_kinds,
     encode,
@@ -30,9 +33,9 @@ from llm_perf_opt.capture.readers.nsys_columns import (
     migrated,
     narrow,
     one_for_all,
+    open_nsys_database,
     read_events,
 )
-from llm_perf_opt.capture.readers.nsys_database import LATEST_NS, NsysDatabase, as_text, open_nsys_database
 from llm_perf_opt.capture.timeline import (
     Activities,
     Calls,

@@ -135,8 +135,7 @@ def summarize_kernels(path: Path) -> tuple[tuple[KernelRow, ...], tuple[str, ...
     load_numpy()
     import numpy as np
 
-    from llm_perf_opt.capture.readers.nsys_columns import Ids, LeftOut, Names, joined, read_events
-    from llm_perf_opt.capture.readers.nsys_database import open_nsys_database
+    from llm_perf_opt.capture.readers.nsys_database import Ids, LeftOut, Names, joined, open_nsys_database, read_events
     from llm_perf_opt.capture.tables import kernel_rows
 
     with open_nsys_database(path) as db:

@@ -16,8 +16,7 @@ import numpy as np
 
 from llm_perf_opt.capture.intervals import Flags, Ints
 from llm_perf_opt.capture.kernels.names import cut_name
-from llm_perf_opt.capture.readers.nsys_columns import LeftOut, check_times
-from llm_perf_opt.capture.readers.nsys_database import NsysDatabase, open_database
+from llm_perf_opt.capture.readers.nsys_database import LeftOut, NsysDatabase, check_times, open_database
 from llm_perf_opt.capture.timeline import (
     Activities,
     Calls,

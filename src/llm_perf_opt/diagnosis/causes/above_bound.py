@@ -1,10 +1,9 @@
 """A phase whose kernels, on a CPU operators, take much longer than the model's lower bound."""
 
 from llm_perf_opt.core.units import format_ms
-from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.facts import Known
-from llm_perf_opt.diagnosis.ledger import COMPUTE, OPERATORS
+from llm_perf_opt.diagnosis.ledger import COMPUTE, OPERATORS, Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_FACTOR, SHOWN = 1.5, 4

@@ -1,8 +1,7 @@
 """Device memory is freed and allocated again and again; frees, allocations and the launch gaps behind them are one."""
 
-from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
-from llm_perf_opt.diagnosis.ledger import HELD_SYNC, LAUNCH, SYNC
+from llm_perf_opt.diagnosis.ledger import HELD_SYNC, LAUNCH, SYNC, Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_SHARE = 0.02

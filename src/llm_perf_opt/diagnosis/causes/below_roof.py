@@ -3,9 +3,8 @@
 import re
 
 from llm_perf_opt.capture.shapes import ShapeRow
-from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
-from llm_perf_opt.diagnosis.ledger import COMPUTE
+from llm_perf_opt.diagnosis.ledger import COMPUTE, Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 # Good kernels of large shapes reach two thirds of the data sheet: what is under this share of it is far from it.

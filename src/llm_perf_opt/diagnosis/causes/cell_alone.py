@@ -4,8 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.diagnosis.claim import CERTAIN_INSTANCES, Claim, Confidence, Fact, confidence_of
-from llm_perf_opt.diagnosis.ledger import ONE_TIME, Cell
+from llm_perf_opt.diagnosis.ledger import CERTAIN_INSTANCES, ONE_TIME, Cell, Claim, Confidence, Fact, confidence_of
 from llm_perf_opt.diagnosis.scope import Scope
 
 if TYPE_CHECKING:

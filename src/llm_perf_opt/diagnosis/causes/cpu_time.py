@@ -1,8 +1,7 @@
 """Where the time of a program goes that did no work on a GPU."""
 
-from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
-from llm_perf_opt.diagnosis.ledger import OPERATORS, OUTSIDE
+from llm_perf_opt.diagnosis.ledger import OPERATORS, OUTSIDE, Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 SHOWN = 3

@@ -1,9 +1,8 @@
 """Copies and sets inside a GPU, or from one GPU to another, with no kernel overlapped."""
 
 from llm_perf_opt.diagnosis.causes.exposed_memcpy import kinds_of_copies
-from llm_perf_opt.diagnosis.claim import Claim, Fact, confidence_of
 from llm_perf_opt.diagnosis.diagnosis_document import Program
-from llm_perf_opt.diagnosis.ledger import COPY
+from llm_perf_opt.diagnosis.ledger import COPY, Claim, Fact, confidence_of
 from llm_perf_opt.diagnosis.scope import Scope
 
 KINDS, PEER = ("d2d", "set", "peer"), f"{COPY}.peer"

@@ -1,8 +1,7 @@
 """A process with several GPUs that mostly uses one at a time."""
 
-from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
-from llm_perf_opt.diagnosis.ledger import COMPUTE, fitted
+from llm_perf_opt.diagnosis.ledger import COMPUTE, Claim, Fact, fitted
 from llm_perf_opt.diagnosis.scope import Scope
 
 # A GPU with less than this part of the busiest one's work is not one that the work was spread over.

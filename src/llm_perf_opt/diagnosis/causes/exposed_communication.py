@@ -2,9 +2,8 @@
 
 from llm_perf_opt.capture.ranks.collectives import SEND_RECEIVE, kind_of_collective
 from llm_perf_opt.core.units import format_bytes
-from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
-from llm_perf_opt.diagnosis.ledger import COMMUNICATION, COMPUTE
+from llm_perf_opt.diagnosis.ledger import COMMUNICATION, COMPUTE, Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 # Where computation could hide less than this part of it, overlap is not the answer.

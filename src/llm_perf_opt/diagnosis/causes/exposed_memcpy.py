@@ -4,10 +4,9 @@ import re
 
 from llm_perf_opt.capture.rows import CopyRow
 from llm_perf_opt.core.units import format_bytes
-from llm_perf_opt.diagnosis.claim import Claim, Fact, confidence_of
 from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence
-from llm_perf_opt.diagnosis.ledger import COPY
+from llm_perf_opt.diagnosis.ledger import COPY, Claim, Fact, confidence_of
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_PHASE_SHARE = 0.1

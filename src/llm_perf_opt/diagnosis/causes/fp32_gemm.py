@@ -1,9 +1,9 @@
 """GEMMs and convolutions in a wider format than the GPU computes fast, or than the model means."""
 
+from llm_perf_opt.capture.exclusive import KernelTime
 from llm_perf_opt.capture.kernels.gemm_names import gemm_traits
-from llm_perf_opt.diagnosis.claim import Claim, Fact, Value
-from llm_perf_opt.diagnosis.device_time import KernelTime, kernel_fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
+from llm_perf_opt.diagnosis.ledger import Claim, Fact, Value, kernel_fact
 from llm_perf_opt.diagnosis.scope import Scope
 from llm_perf_opt.model.hardware.gpu_generation import GpuGeneration, gpu_generation
 
@@ -17,7 +17,7 @@ KINDS = {"GEMM": "GEMMs", "convolution": "convolutions"}
 def judge(scope: Scope, program: Program) -> Claim | None:
     meant = scope.run.dtype if scope.run is not None and scope.run.dtype in MEANT else None
     # Programs for other purposes than learning mean the fp64 they compute in.
-    by_accident = meant is None and program.has("torch")
+    by_accident = meant is None and "torch" in program.traits
     precisions = {
         k.name: p
         for k in scope.kernels

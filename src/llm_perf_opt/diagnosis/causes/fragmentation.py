@@ -1,8 +1,8 @@
 """The allocator keeps a gigabyte, and a fifth, more than was ever in use."""
 
-from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.facts import Known
+from llm_perf_opt.diagnosis.ledger import Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 # Of what is reserved, and in bytes: less is the allocator's rounding.

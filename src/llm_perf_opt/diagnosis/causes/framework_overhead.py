@@ -1,9 +1,8 @@
 """A phase on a CPU that spends much of its time between operators, a little after each."""
 
-from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.facts import Known
-from llm_perf_opt.diagnosis.ledger import OUTSIDE
+from llm_perf_opt.diagnosis.ledger import OUTSIDE, Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 # Starting an operator from Python takes some ten microseconds; under the profiler and on a slow machine ten times that.

@@ -1,8 +1,7 @@
 """The thread that launches waits for the lock of the Python interpreter, which another thread holds."""
 
-from llm_perf_opt.diagnosis.claim import Claim, Fact, confidence_of
 from llm_perf_opt.diagnosis.diagnosis_document import Program
-from llm_perf_opt.diagnosis.ledger import LAUNCH
+from llm_perf_opt.diagnosis.ledger import LAUNCH, Claim, Fact, confidence_of
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_SHARE = 0.02

@@ -1,8 +1,7 @@
 """The host waits for work that was launched and does not start."""
 
-from llm_perf_opt.diagnosis.claim import CERTAIN_INSTANCES, Claim, Fact, Value
 from llm_perf_opt.diagnosis.diagnosis_document import Program
-from llm_perf_opt.diagnosis.ledger import HELD_SYNC
+from llm_perf_opt.diagnosis.ledger import CERTAIN_INSTANCES, HELD_SYNC, Claim, Fact, Value
 from llm_perf_opt.diagnosis.scope import Scope
 
 SHOWN = 3

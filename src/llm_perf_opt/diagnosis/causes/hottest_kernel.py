@@ -2,11 +2,11 @@
 
 import re
 
+from llm_perf_opt.capture.exclusive import KernelTime
 from llm_perf_opt.capture.kernels.gemm_names import PRODUCTS, gemm_traits
 from llm_perf_opt.capture.launch_shapes import HottestKernel
-from llm_perf_opt.diagnosis.claim import Claim, Fact
-from llm_perf_opt.diagnosis.device_time import KernelTime
 from llm_perf_opt.diagnosis.diagnosis_document import Program
+from llm_perf_opt.diagnosis.ledger import Claim, Fact
 from llm_perf_opt.diagnosis.program import OTHER
 from llm_perf_opt.diagnosis.scope import Scope
 

@@ -1,9 +1,9 @@
 """The KV cache decides how much a decode step reads, or how much fits into memory."""
 
 from llm_perf_opt.core.units import count_of
-from llm_perf_opt.diagnosis.claim import Claim, Fact, Value
 from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.facts import Known, RunFacts, value_of
+from llm_perf_opt.diagnosis.ledger import Claim, Fact, Value
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_READ_SHARE, MIN_MEMORY_SHARE = 0.25, 0.4

@@ -1,9 +1,8 @@
 """Ranks that wait for each other in collectives, by the captures of several ranks."""
 
 from llm_perf_opt.capture.ranks.rank_analysis import RankRow
-from llm_perf_opt.diagnosis.claim import CERTAIN_INSTANCES, Claim, Fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
-from llm_perf_opt.diagnosis.ledger import COMMUNICATION
+from llm_perf_opt.diagnosis.ledger import CERTAIN_INSTANCES, COMMUNICATION, Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 SHOWN = 8

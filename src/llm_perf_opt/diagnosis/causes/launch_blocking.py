@@ -1,8 +1,7 @@
 """Every launch call returns only when its kernel has ended."""
 
-from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
-from llm_perf_opt.diagnosis.ledger import LAUNCH
+from llm_perf_opt.diagnosis.ledger import LAUNCH, Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 
 from llm_perf_opt.capture.rows import RangeRow
-from llm_perf_opt.diagnosis.claim import Claim, Fact, confidence_of
 from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, replays_graphs, runs_on
 from llm_perf_opt.diagnosis.facts import GRAPHS, GpuFacts, Known
+from llm_perf_opt.diagnosis.gaps.gap_report import WaitRow
 from llm_perf_opt.diagnosis.gaps.gap_verdict import allocates
-from llm_perf_opt.diagnosis.gaps.waits import WaitRow
-from llm_perf_opt.diagnosis.ledger import LAUNCH
+from llm_perf_opt.diagnosis.ledger import LAUNCH, Claim, Fact, confidence_of
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_IDLE_SHARE, MIN_LAUNCH_SHARE, MIN_KERNELS = 0.5, 0.5, 20
@@ -26,7 +25,7 @@ def judge(scope: Scope, program: Program) -> Claim | None:
     is_bound = idle >= MIN_IDLE_SHARE * scope.wall_ns and launch >= MIN_LAUNCH_SHARE * idle
     if scope.evidence is None:
         return _of_phase(scope, launch, idle) if is_bound else None
-    return _of_capture(scope, scope.evidence, launch, is_bound=is_bound, is_engine=program.has("engine"))
+    return _of_capture(scope, scope.evidence, launch, is_bound=is_bound, is_engine="engine" in program.traits)
 
 
 def _of_phase(scope: Scope, launch_ns: int, idle_ns: int) -> Claim | None:

@@ -1,9 +1,8 @@
 """Kernels that ncu found with few resident warps and far from both rooflines."""
 
 from llm_perf_opt.capture.kernels.ncu_records import NcuKernel
-from llm_perf_opt.diagnosis.claim import Claim
-from llm_perf_opt.diagnosis.device_time import kernel_fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
+from llm_perf_opt.diagnosis.ledger import Claim, kernel_fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 LOW_PCT, GOOD_ROOF_PCT, MIN_SHARE, SHOWN = 30.0, 60.0, 0.05, 3

@@ -1,7 +1,7 @@
 """GEMM kernels for operands whose rows are not aligned to 16 bytes."""
 
-from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
+from llm_perf_opt.diagnosis.ledger import Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_SHARE, SHOWN = 0.1, 3

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.capture.kernels.copies import copy_kind
-from llm_perf_opt.diagnosis.claim import Claim, Fact, Value
+from llm_perf_opt.diagnosis.ledger import Claim, Fact, Value
 from llm_perf_opt.diagnosis.scope import Scope
 
 if TYPE_CHECKING:

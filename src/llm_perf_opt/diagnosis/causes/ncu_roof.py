@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.diagnosis.claim import Claim
-from llm_perf_opt.diagnosis.device_time import kernel_fact
+from llm_perf_opt.diagnosis.ledger import Claim, kernel_fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 if TYPE_CHECKING:

@@ -1,8 +1,7 @@
 """The GPU is idle and nothing says why: that is an answer, with the command that records it."""
 
-from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
-from llm_perf_opt.diagnosis.ledger import UNRECORDED_HOST, UNRECORDED_LAUNCH
+from llm_perf_opt.diagnosis.ledger import UNRECORDED_HOST, UNRECORDED_LAUNCH, Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 

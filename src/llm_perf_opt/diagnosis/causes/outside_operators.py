@@ -1,8 +1,8 @@
 """A phase on a CPU that spends much of its time outside of torch, a long time after each operator."""
 
 from llm_perf_opt.diagnosis.causes.framework_overhead import claim_outside, does_something_else
-from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
+from llm_perf_opt.diagnosis.ledger import Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 

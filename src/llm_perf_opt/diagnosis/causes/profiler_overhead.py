@@ -1,7 +1,7 @@
 """A profiler slowed the run so much that its split of the time needs care."""
 
-from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
+from llm_perf_opt.diagnosis.ledger import Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 TOO_SLOW, UNTRUSTED = 1.5, 3.0

@@ -5,9 +5,9 @@ Samples say how long something took, not how long it must take: no lower bound i
 
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.diagnosis.claim import Claim, Fact
+from llm_perf_opt.diagnosis.cause import cut
+from llm_perf_opt.diagnosis.ledger import Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
-from llm_perf_opt.diagnosis.words import cut
 
 if TYPE_CHECKING:
     from llm_perf_opt.diagnosis.cause import Cause

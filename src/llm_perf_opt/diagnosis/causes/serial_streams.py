@@ -1,7 +1,7 @@
 """Streams that run one after the other although work was queued on all of them."""
 
-from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
+from llm_perf_opt.diagnosis.ledger import Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 # Fewer kernels held back are an accident, and so is less time of the scope.

@@ -1,8 +1,7 @@
 """Another process uses the GPU interleaved: kernels stretched, and queued work held, by one and the same length."""
 
-from llm_perf_opt.diagnosis.claim import CERTAIN_INSTANCES, Claim, Fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
-from llm_perf_opt.diagnosis.ledger import COMPUTE, HELD_SYNC, LATE_STARTS, SYNC, fitted
+from llm_perf_opt.diagnosis.ledger import CERTAIN_INSTANCES, COMPUTE, HELD_SYNC, LATE_STARTS, SYNC, Claim, Fact, fitted
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_SHARE = 0.03

@@ -1,8 +1,8 @@
 """GEMMs that do not fill the GPU: by ncu less than one wave of blocks, else shorter than a few launches take."""
 
-from llm_perf_opt.diagnosis.claim import Claim
-from llm_perf_opt.diagnosis.device_time import KernelTime, kernel_fact
+from llm_perf_opt.capture.exclusive import KernelTime
 from llm_perf_opt.diagnosis.diagnosis_document import Program
+from llm_perf_opt.diagnosis.ledger import Claim, kernel_fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_SHARE, SHORT_NS, SHOWN = 0.1, 10_000, 3

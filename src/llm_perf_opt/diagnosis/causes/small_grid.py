@@ -1,7 +1,7 @@
 """Long kernels whose grids leave most SMs without a block."""
 
-from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
+from llm_perf_opt.diagnosis.ledger import Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 # Of the kernel time, if that much of the GPU stays empty: several kernels side by side may fill it.

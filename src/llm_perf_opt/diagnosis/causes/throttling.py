@@ -1,8 +1,8 @@
 """The driver names a throttle reason in a twentieth of the samples of a working GPU."""
 
-from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.facts import ClockFacts
+from llm_perf_opt.diagnosis.ledger import Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_SHARE, LOW_CLOCK = 0.05, 0.85

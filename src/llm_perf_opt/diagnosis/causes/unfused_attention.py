@@ -1,8 +1,7 @@
 """Attention as matmul, softmax and matmul, where one kernel would never write the scores to memory."""
 
-from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
-from llm_perf_opt.diagnosis.ledger import COMPUTE
+from llm_perf_opt.diagnosis.ledger import COMPUTE, Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_PIECES, MIN_SHARE = 3, 0.1

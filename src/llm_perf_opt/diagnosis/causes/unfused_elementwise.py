@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from llm_perf_opt.capture.exclusive import KernelTime
 from llm_perf_opt.capture.kernels.names import is_fusible
-from llm_perf_opt.diagnosis.claim import Claim, Fact
-from llm_perf_opt.diagnosis.device_time import KernelTime, kernel_fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
+from llm_perf_opt.diagnosis.ledger import Claim, Fact, kernel_fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_SHARE, MIN_LAUNCHES, SHOWN = 0.15, 50, 4

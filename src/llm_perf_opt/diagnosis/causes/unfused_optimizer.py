@@ -3,9 +3,8 @@
 import re
 
 from llm_perf_opt.capture.floors import optimizer_passes
-from llm_perf_opt.diagnosis.claim import Claim, Fact
-from llm_perf_opt.diagnosis.device_time import kernel_fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
+from llm_perf_opt.diagnosis.ledger import Claim, Fact, kernel_fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 STEP_RANGE = re.compile(r"Optimizer\.step#(\w+)\.step")

@@ -2,9 +2,8 @@
 
 import re
 
-from llm_perf_opt.diagnosis.claim import Claim, Fact, confidence_of
 from llm_perf_opt.diagnosis.diagnosis_document import Program
-from llm_perf_opt.diagnosis.ledger import SYNC
+from llm_perf_opt.diagnosis.ledger import SYNC, Claim, Fact, confidence_of
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_PHASE_SHARE = 0.1

@@ -1,8 +1,8 @@
 """A memory-bound decode step that moves 16- or 32-bit weights and little else."""
 
-from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.facts import Known, value_of
+from llm_perf_opt.diagnosis.ledger import Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 MIN_WEIGHT_SHARE = 0.7

@@ -1,24 +1,24 @@
 """What the timing of a whole program shows: launches that block, memory given back in the loop, a GPU that is shared,
-threads that wait for the interpreter.
+threads that wait for the interpreter; how far launches run ahead of the GPU; the steps of a loop.
 
 Each is a record of counts and times, None where the capture does not show it.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from llm_perf_opt.capture.idle import IdleMap
-from llm_perf_opt.capture.intervals import Flags, Intervals, Ints, union, without
-from llm_perf_opt.capture.kernels.names import classify_kernel
+from llm_perf_opt.capture.intervals import Flags, Intervals, Ints, in_order, union, without
+from llm_perf_opt.capture.kernels.names import classify_kernel, short_kernel_name
 from llm_perf_opt.capture.rows import summed
-from llm_perf_opt.capture.timeline import Activities, Timeline, distinct
+from llm_perf_opt.capture.timeline import Activities, Timeline, distinct, grouped, int_percentile, join
 from llm_perf_opt.diagnosis.gaps.gap_verdict import flags_of
-from llm_perf_opt.diagnosis.gaps.queue import in_order
 from llm_perf_opt.diagnosis.gaps.startup_gaps import StartUp, goes_on
 
-# Launches inspected, evenly over the capture.
+# Launches inspected, evenly over the capture: enough for every percentile, and a bound on the time it takes.
 SAMPLE = 50_000
 # With CUDA_LAUNCH_BLOCKING=1 all launches end after their kernel; without it those of long kernels do not.
 BLOCKING_SHARE, MIN_LAUNCHES = 0.98, 20
@@ -26,7 +26,7 @@ LONG_KERNEL_NS = 5_000
 # A launch with so much work before it shows that the host is ahead again.
 AHEAD = 2
 # At most this many launches after a free are inspected.
-LOOKED_AT = 64
+AFTER_FREE = 64
 # The slice that another process gets of a GPU: 1.5 to 4 ms on what is sold for data centres, by default.
 SLICE_NS = (1_200_000, 6_000_000)
 # Shorter waiting is not a part of one.
@@ -177,7 +177,7 @@ def _flushes(timeline: Timeline, one: IdleMap, startup: StartUp, own: Flags) -> 
     ended = in_order(np.concatenate([table.end_ns[rows] for table, rows in work]))
     # The first of the next launches that finds the host ahead again, or none before the next free.
     after_free = np.searchsorted(launches, calls.end_ns[frees])
-    place = np.minimum(after_free[:, None] + np.arange(LOOKED_AT), len(launches) - 1)
+    place = np.minimum(after_free[:, None] + np.arange(AFTER_FREE), len(launches) - 1)
     ahead = place - np.searchsorted(ended, launches[place], side="right") >= AHEAD
     found = launches[place[np.arange(len(frees)), np.argmax(ahead, axis=1)]]
     refilled = np.where(ahead.any(axis=1) & (found >= calls.end_ns[frees]), found, np.iinfo(np.int64).max)
@@ -277,3 +277,232 @@ def _held(one: IdleMap) -> Ints:
     )
     length: Ints = waits.end - waits.start
     return length[(length >= SLICE_NS[0]) & (length <= SLICE_NS[1])]
+
+
+SHORT_KERNEL_NS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue:
+    """Launches of kernels and graphs whose call is recorded.
+
+    The delay goes from the return of the call to the start on the GPU, 0 where the start came first. The depth is the
+    work launched before and not yet done when a launch begins; an empty queue means that the GPU waits for this launch.
+    `short_share` is the share of kernels under 10 µs, `short_time_share` that of their time, `call_ns` the time inside
+    the calls that launched a kernel or a graph. `graph_share` is the share of work that graphs launched,
+    `graph_time_share` that of its time: a graph traced as a whole is one piece of work, however many kernels it has.
+    """
+
+    launches: int
+    call_ns: int
+    delay_median_ns: int
+    delay_p90_ns: int
+    depth_median: float
+    empty_share: float
+    short_share: float
+    graph_share: float
+    short_time_share: float = 0.0
+    graph_time_share: float = 0.0
+
+
+def measure_queue(timelines: Sequence[Timeline]) -> Queue | None:
+    """The queue over whole captures, one after the other; None where no launch is recorded."""
+    parts = [part for part in (_launches(timeline) for timeline in timelines) if part is not None]
+    if not parts:
+        return None
+    delay, depth = np.concatenate([part.delay for part in parts]), np.concatenate([part.depth for part in parts])
+    return Queue(
+        launches=sum(part.calls for part in parts),
+        call_ns=sum(part.call_ns for part in parts),
+        delay_median_ns=int(np.median(delay)),
+        delay_p90_ns=int(int_percentile(delay, 90)),
+        depth_median=float(np.median(depth)),
+        empty_share=float((depth == 0).mean()),
+        short_share=sum(part.short for part in parts) / sum(part.work for part in parts),
+        graph_share=sum(part.by_graph for part in parts) / sum(part.known for part in parts),
+        short_time_share=sum(part.short_ns for part in parts) / max(sum(part.work_ns for part in parts), 1),
+        graph_time_share=sum(part.by_graph_ns for part in parts) / max(sum(part.work_ns for part in parts), 1),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Launches:
+    """One capture: delay and depth of launches over all of it, and its totals; `known` work has its call recorded."""
+
+    delay: Ints
+    depth: Ints
+    by_graph: int
+    by_graph_ns: int
+    known: int
+    calls: int
+    call_ns: int
+    work: int
+    short: int
+    work_ns: int
+    short_ns: int
+
+
+def _launches(timeline: Timeline) -> _Launches | None:
+    calls, compute = timeline.calls, join([timeline.kernels, timeline.graphs])
+    all_recorded = len(compute) > 0 and int(compute.call.min()) >= 0
+    known: Ints = np.arange(len(compute), dtype=np.int32) if all_recorded else np.flatnonzero(compute.call >= 0)
+    if not len(known):
+        return None
+    # Copies are not launches: one from pageable memory blocks whatever its call is named.
+    launches = np.zeros(len(calls), np.bool_)
+    call = compute.call if all_recorded else compute.call[known]
+    launches[call] = True
+    graphs = timeline.names_of_replays
+    by_graph = known[graphs[calls.name[call]]] if graphs.any() else known[:0]
+    all_known = len(known)
+    if int(launches.sum()) < len(known):
+        # A graph is one launch of many kernels: the first of them shows when it began.
+        known = known[np.lexsort((compute.start_ns[known], compute.call[known]))]
+        known = np.sort(known[np.concatenate(([True], np.diff(compute.call[known]) != 0))])
+    step = max(1, len(known) // SAMPLE)
+    every = len(known) == len(compute)
+    launched = in_order(calls.start_ns[compute.call if every else compute.call[known]])
+    ended = in_order(compute.end_ns if every else compute.end_ns[known])
+    at = launched[::step]
+    before = np.searchsorted(launched, at, side="left")
+    some = known[::step]
+    length = compute.end_ns - compute.start_ns
+    short = length < SHORT_KERNEL_NS
+    return _Launches(
+        delay=np.maximum(compute.start_ns[some] - calls.end_ns[compute.call[some]], 0),
+        depth=np.maximum(before - np.searchsorted(ended, at, side="right"), 0),
+        by_graph=len(by_graph),
+        by_graph_ns=int(length[by_graph].sum()),
+        known=all_known,
+        calls=int(launches.sum()),
+        call_ns=int(((calls.end_ns - calls.start_ns) * launches).sum()),
+        work=len(compute),
+        short=int(short.sum()),
+        work_ns=int(length.sum()),
+        short_ns=int((length * short).sum()),
+    )
+
+
+MIN_ITERATIONS = 3
+# A loop shows in the first kernels of a capture; more of them only take time.
+LOOKED_AT = 200_000
+# A kernel marks the steps when the number of kernels from one of it to the next is the same this often.
+REGULAR = 0.6
+# Steps found must hold this part of all kernels: what repeats only at the edge is not a loop of the program.
+COVERED = 0.5
+# An outlier is this many robust standard deviations from the median, and this part of it.
+OUTLIER_DEVIATIONS, OUTLIER_SHARE = 5.0, 0.2
+MAD_TO_DEVIATION = 1.4826
+SHOWN = 10
+_PROFILER_STEP = re.compile(r"^ProfilerStep\b")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlier:
+    """A step that took much longer or shorter than the others, counted from 0 in its capture."""
+
+    index: int
+    length_ns: int
+    source: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iterations:
+    """The steps of a capture. `how` says by what they were distinguished; quartiles say how much they spread."""
+
+    how: str
+    count: int
+    kernels_each: int | None
+    median_ns: int
+    p25_ns: int
+    p75_ns: int
+    outliers: tuple[Outlier, ...]
+
+    @property
+    def spread(self) -> float:
+        return (self.p75_ns - self.p25_ns) / self.median_ns if self.median_ns else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Steps:
+    """The steps of one capture: how they were distinguished, kernels in each, and their lengths in order."""
+
+    how: str
+    kernels_each: int | None
+    length: Ints
+
+
+def find_iterations(timelines: Sequence[Timeline]) -> Iterations | None:
+    """The steps of all captures in which they are distinguished the same way, the way that finds most of them."""
+    found: dict[tuple[str, int | None], list[tuple[int, Ints]]] = {}
+    for source, timeline in enumerate(timelines):
+        steps = _steps(timeline)
+        if steps is not None:
+            found.setdefault((steps.how, steps.kernels_each), []).append((source, steps.length))
+    if not found:
+        return None
+    (how, kernels_each), parts = max(found.items(), key=lambda item: sum(len(length) for _, length in item[1]))
+    return _describe(how, kernels_each, parts)
+
+
+def _steps(timeline: Timeline) -> _Steps | None:
+    """Marked steps where there are three of them, else a repeated sequence of kernels, else None."""
+    ranges = timeline.ranges
+    codes = [code for code in distinct(ranges.name).tolist() if _PROFILER_STEP.match(timeline.names[code])]
+    marked = np.flatnonzero(np.isin(ranges.name, codes))
+    if len(marked) >= MIN_ITERATIONS:
+        marked = marked[np.argsort(ranges.start_ns[marked], kind="stable")]
+        length = ranges.end_ns[marked] - ranges.start_ns[marked]
+        return _Steps(how="marked as ProfilerStep", kernels_each=None, length=length)
+    return _repeated(timeline)
+
+
+def _repeated(timeline: Timeline) -> _Steps | None:
+    """Steps from one of a regular kernel to the next, of the regular kernel that is rarest."""
+    kernels = timeline.kernels
+    if len(kernels) < 2 * MIN_ITERATIONS or len(distinct(kernels.process)) > 1:
+        return None
+    start: Ints = kernels.start_ns[:LOOKED_AT]
+    name: Ints = kernels.name[:LOOKED_AT]
+    if not bool(np.all(start[1:] >= start[:-1])):
+        in_time = np.argsort(start, kind="stable")
+        start, name = start[in_time], name[in_time]
+    # Numbers of 16 bits are sorted by their digits, several times as fast.
+    by_name = np.argsort(name.astype(np.int16) if len(timeline.names) <= 2**15 else name, kind="stable")
+    groups = np.split(by_name, np.flatnonzero(np.diff(name[by_name])) + 1)
+    for positions in sorted(groups, key=len):
+        if len(positions) <= MIN_ITERATIONS:
+            continue
+        steps = np.diff(positions)
+        values, index = grouped(steps)
+        counts = np.bincount(index)
+        usual = int(values[np.argmax(counts)])
+        # One kernel after the other is a loop only where there is no other kernel.
+        if (usual < 2 and len(groups) > 1) or counts.max() < max(REGULAR * len(steps), MIN_ITERATIONS):
+            continue
+        if usual * counts.max() >= COVERED * len(name):
+            length = np.diff(start[positions])[steps == usual]
+            repeated = short_kernel_name(timeline.names[int(name[positions[0]])])
+            return _Steps(how=f"by the repeated kernel {repeated}", kernels_each=usual, length=length)
+    return None
+
+
+def _describe(how: str, kernels_each: int | None, parts: Sequence[tuple[int, Ints]]) -> Iterations:
+    length = np.concatenate([one for _, one in parts])
+    source = np.concatenate([np.full(len(one), number) for number, one in parts])
+    index = np.concatenate([np.arange(len(one)) for _, one in parts])
+    low, median, high = (int(value) for value in (int_percentile(length, percent) for percent in (25, 50, 75)))
+    deviation = MAD_TO_DEVIATION * float(np.median(np.abs(length - median)))
+    far = np.flatnonzero(np.abs(length - median) > max(OUTLIER_DEVIATIONS * deviation, OUTLIER_SHARE * median))
+    far = far[np.argsort(-np.abs(length[far] - median), kind="stable")]
+    return Iterations(
+        how=how,
+        count=len(length),
+        kernels_each=kernels_each,
+        median_ns=median,
+        p25_ns=low,
+        p75_ns=high,
+        outliers=tuple(
+            Outlier(index=int(index[i]), length_ns=int(length[i]), source=int(source[i])) for i in far[:SHOWN]
+        ),
+    )

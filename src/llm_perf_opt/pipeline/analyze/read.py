@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from llm_perf_opt.capture.graphs import attribute_replays, graph_reference, replayed_kernels
+from llm_perf_opt.capture.graphs import attribute_replays, graph_reference
 from llm_perf_opt.capture.ranks.identify import Kind
 from llm_perf_opt.capture.readers.kinds import NCU, NSYS, ROCPD, SNAPSHOT, SUMMARY, TORCH, is_ascend
 from llm_perf_opt.capture.rows import KernelRow
@@ -125,8 +125,8 @@ def analyze_files(
 
 
 def _read_nsys(files: Sequence[Path], scratch: Path) -> tuple[list[RecordedCapture], list[str]]:
+    from llm_perf_opt.capture.ranges import with_phases
     from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
-    from llm_perf_opt.profiling.range_phases import with_phases
 
     captures: list[RecordedCapture] = []
     notes: list[str] = []
@@ -140,8 +140,8 @@ def _read_nsys(files: Sequence[Path], scratch: Path) -> tuple[list[RecordedCaptu
 
 
 def _read_rocpd(files: Sequence[Path]) -> list[RecordedCapture]:
+    from llm_perf_opt.capture.ranges import with_phases
     from llm_perf_opt.capture.readers.rocpd import read_rocpd
-    from llm_perf_opt.profiling.range_phases import with_phases
 
     return [RecordedCapture(timeline=with_phases(replace(read_rocpd(path), source=str(path)), {})) for path in files]
 
@@ -181,10 +181,10 @@ def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
 def _read_torch(
     files: Sequence[Path], *, detailed: bool
 ) -> tuple[list[RecordedCapture], list[str], "OperatorInputs | None"]:
+    from llm_perf_opt.capture.ranges import with_phases
     from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
     from llm_perf_opt.capture.readers.trace_workers import is_long
     from llm_perf_opt.capture.window import OperatorInputs
-    from llm_perf_opt.profiling.range_phases import with_phases
 
     captures: list[RecordedCapture] = []
     notes: list[str] = []
@@ -279,7 +279,7 @@ def add_graph_replays(
     analysis: CaptureAnalysis, measured: Sequence[Measured], reference: Path | None
 ) -> tuple[CaptureAnalysis, list[str]]:
     """The analysis with what graphs replay, as another trace names it; and what to say where that did not help."""
-    replayed = [(m.timeline, count) for m in measured if (count := replayed_kernels(m.timeline))]
+    replayed = [(m.timeline, count) for m in measured if (count := m.timeline.replayed_count)]
     if reference is None:
         return analysis, [
             f"{timeline.source}: {count_of(count, 'kernel')} of graph replays without an operator; a trace of the "

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from llm_perf_opt.capture.ranges import with_phases
 from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.core.names import NSYS
 from llm_perf_opt.core.records import CommandRecord, StageFile, StageRecord
@@ -15,7 +16,6 @@ from llm_perf_opt.pipeline.bench.profile_window import NsysWindow
 from llm_perf_opt.pipeline.console import Console
 from llm_perf_opt.profiling.artifacts import Artifacts
 from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis
-from llm_perf_opt.profiling.range_phases import with_phases
 from llm_perf_opt.report.sections.idle_sections import idle_sections
 from llm_perf_opt.system.process import allowed_environment
 from llm_perf_opt.system.redact import Redactor

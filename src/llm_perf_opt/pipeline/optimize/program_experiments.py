@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llm_perf_opt.comparison.stability import RepeatedValue
 from llm_perf_opt.core.host import Host
-from llm_perf_opt.diagnosis.claim import Finding
+from llm_perf_opt.diagnosis.ledger import Finding
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.marks import MARKS_DIR
 from llm_perf_opt.optimize.experiment_plan import TrialSet

@@ -11,8 +11,8 @@ from llm_perf_opt.config.legacy import override_key
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import BUILT_IN, DIRECT_INFERENCE, MANIFEST_FILE
-from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.facts import RunFacts
+from llm_perf_opt.diagnosis.ledger import Finding
 from llm_perf_opt.diagnosis.run import diagnose_run
 from llm_perf_opt.errors import CommandFailed, ConfigError
 from llm_perf_opt.optimize.experiment_plan import TrialSet

@@ -15,7 +15,7 @@ import msgspec
 from llm_perf_opt.comparison.stability import RepeatedValue
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.records import Progress, read_progress
-from llm_perf_opt.diagnosis.claim import Finding
+from llm_perf_opt.diagnosis.ledger import Finding
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.model.hardware.calibrate import cache_dir
 from llm_perf_opt.optimize.experiment_plan import TrialSet

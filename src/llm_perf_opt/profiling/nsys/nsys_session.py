@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
+from llm_perf_opt.capture.ranges import chosen_phases, with_phases
 from llm_perf_opt.capture.ranks.identify import RANKS
 from llm_perf_opt.capture.ranks.traffic import measure_traffic
 from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
@@ -36,7 +37,6 @@ from llm_perf_opt.profiling.generated import collect_generated
 from llm_perf_opt.profiling.nsys.isolation import isolation
 from llm_perf_opt.profiling.nsys.nsys_capture import WORK_DIR, CaptureOptions, NsysCaptured, run_capture
 from llm_perf_opt.profiling.nsys.scrub import RawFolder, publish_leftovers, publish_report, raw_folder
-from llm_perf_opt.profiling.range_phases import chosen_phases, with_phases
 from llm_perf_opt.report.sections.idle_sections import idle_sections
 from llm_perf_opt.report.sections.rank_sections import rank_sections, traffic_section
 

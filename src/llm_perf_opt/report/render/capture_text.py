@@ -12,10 +12,9 @@ from llm_perf_opt.capture.readers.kinds import SUMMARY
 from llm_perf_opt.capture.rows import KernelRow
 from llm_perf_opt.core.sections import Section, table_texts
 from llm_perf_opt.core.units import count_of, format_factor, format_ms, format_percent, or_dash
-from llm_perf_opt.diagnosis.claim import Finding
-from llm_perf_opt.diagnosis.diagnose import UNDER_PROFILER
+from llm_perf_opt.diagnosis.diagnose import UNDER_PROFILER, WHOLE
 from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, ShownTables
-from llm_perf_opt.diagnosis.verdict import WHOLE
+from llm_perf_opt.diagnosis.ledger import Finding
 from llm_perf_opt.report.sections.capture_detail import capture_sections
 from llm_perf_opt.report.view.captured import EDGES
 from llm_perf_opt.report.view.ledger_view import ledger_section

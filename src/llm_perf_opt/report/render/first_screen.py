@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from html import escape
 
 from llm_perf_opt.core.units import format_factor, format_percent
-from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, Diagnosis
+from llm_perf_opt.diagnosis.ledger import Finding
 from llm_perf_opt.report.run_files import Found
 from llm_perf_opt.report.view.captured import captured_split, captured_tiles, host_alone_split
 from llm_perf_opt.report.view.headline import TONES, Tone

@@ -10,11 +10,9 @@ from llm_perf_opt.capture.streams import StreamReport, StreamRow
 from llm_perf_opt.core.sections import Cell, Section, SectionTable, filled
 from llm_perf_opt.core.units import count_of, format_ms, format_percent
 from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis
-from llm_perf_opt.diagnosis.gaps.gap_report import IdleReport
-from llm_perf_opt.diagnosis.gaps.iterations import Iterations
+from llm_perf_opt.diagnosis.gaps.gap_report import IdleReport, WaitRow
 from llm_perf_opt.diagnosis.gaps.long_gaps import Gap, LongGaps
-from llm_perf_opt.diagnosis.gaps.queue import Queue
-from llm_perf_opt.diagnosis.gaps.waits import WaitRow
+from llm_perf_opt.diagnosis.gaps.traits import Iterations, Queue
 from llm_perf_opt.system.terminal import cut_text
 
 ROWS = 60

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from llm_perf_opt.core.names import PHASES, PREFILL, PROGRAM
 from llm_perf_opt.core.units import format_factor, format_ms, format_percent
-from llm_perf_opt.diagnosis.claim import Evidence, Finding
+from llm_perf_opt.diagnosis.diagnose import NOT_TRIED, WHOLE
 from llm_perf_opt.diagnosis.facts import PER, Known, RunFacts
+from llm_perf_opt.diagnosis.ledger import Evidence, Finding
 from llm_perf_opt.diagnosis.run import REQUEST
-from llm_perf_opt.diagnosis.verdict import NOT_TRIED, WHOLE
 from llm_perf_opt.report.view.cost import MillionTokens
 
 NO_TIME = "no time saving"

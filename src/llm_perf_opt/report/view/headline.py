@@ -10,11 +10,11 @@ from msgspec import UNSET
 
 from llm_perf_opt.core.names import BUSY_GPUS, DECODE, PROGRAM
 from llm_perf_opt.core.units import digits, format_factor, format_ms, format_percent
-from llm_perf_opt.diagnosis.claim import Finding
+from llm_perf_opt.diagnosis.diagnose import MIN_HEADLINE, WEAK
 from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, Diagnosis, VerdictKind
 from llm_perf_opt.diagnosis.facts import Known, Quantity, RunFacts, Unknown
+from llm_perf_opt.diagnosis.ledger import Finding
 from llm_perf_opt.diagnosis.run import REQUEST
-from llm_perf_opt.diagnosis.verdict import MIN_HEADLINE, WEAK
 from llm_perf_opt.diagnosis.waterfall import Waterfall
 from llm_perf_opt.report.run_facts import clean_metric, measured_prompt
 from llm_perf_opt.report.run_files import Found, RunFiles

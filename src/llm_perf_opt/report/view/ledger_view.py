@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from llm_perf_opt.core.sections import Section, SectionTable
 from llm_perf_opt.core.units import format_ms, format_percent
+from llm_perf_opt.diagnosis.diagnose import WHOLE
 from llm_perf_opt.diagnosis.diagnosis_document import Coverage, Diagnosis, ScopeRecord
 from llm_perf_opt.diagnosis.ledger import Cell, cell_name, cell_names
-from llm_perf_opt.diagnosis.verdict import WHOLE
 
 TITLE = "Time ledger"
 # The innermost owners of a cell; diagnosis.json has all.

@@ -9,8 +9,8 @@ from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.names import OFFERED, STATIC_ANALYSIS
 from llm_perf_opt.core.records import Metric, StageRecord
 from llm_perf_opt.core.units import format_factor
-from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.facts import RunFacts
+from llm_perf_opt.diagnosis.ledger import Finding
 from llm_perf_opt.report.run_files import RunFiles
 from llm_perf_opt.report.view.findings import IN_PROVENANCE
 from llm_perf_opt.report.view.subject_view import PageSubject
