@@ -26,8 +26,24 @@ PRIVATE = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow1Bq8zXcVbNmAsDfGhJkL\nQwErTyUi
 PGP = f"-----BEGIN PGP PRIVATE KEY BLOCK-----\n\n{'lQOYBF' * 6}\n=a1B2\n-----END PGP PRIVATE KEY BLOCK-----"
 # Behind a prefix they are keys, as scanners of keys see it; so they are put together here.
 RANDOM, DIGITS = "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3xY5zA7b", "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
-
-
+KEYS = (
+    *(
+        "fw_" + RANDOM[:24],
+        "rpa_" + RANDOM.upper() + "ab12cd",
+        "sntrys_" + RANDOM,
+        "lin_api_" + RANDOM,
+        "ntn_" + RANDOM,
+    ),
+    *("shpat_" + DIGITS, "glsa_" + RANDOM[:32] + "_0f1e2d3c", "glc_" + "eyJ" + RANDOM, "NRAK-" + RANDOM[:27].upper()),
+    *(
+        "figd_" + RANDOM,
+        "ATATT3x" + RANDOM,
+        "tskey-" + "auth-" + RANDOM,
+        "dp." + "pt." + RANDOM,
+        "sbp_" + DIGITS + "01234567",
+    ),
+    "tvly-" + RANDOM,
+)
 # A text, and what is left of it.
 SHAPES = [
     ("loaded with hf_AbCdEfGhIjKlMnOpQrSt", f"loaded with {REDACTED}"),
@@ -53,6 +69,15 @@ SHAPES = [
     ("https://storage/b?X-Goog-Signature=0a1b2c3d4e&x=1", f"https://storage/b?X-Goog-Signature={REDACTED}&x=1"),
     ("+ mysql -h db -phunter2x -u root", f"+ mysql -h db -p{REDACTED} -u root"),
     ("+ sshpass -p hunter2x ssh host", f"+ sshpass -p {REDACTED} ssh host"),
+    *((f"got {key}.", f"got {REDACTED}.") for key in KEYS),
+    ("jdbc:oracle:thin:scott/hU7nt8er2x@//h:1521/x", f"jdbc:oracle:thin:scott/{REDACTED}@//h:1521/x"),
+    (
+        f'Authorization: Digest user="Bo", response="{DIGITS}"',
+        f'Authorization: {REDACTED} user="Bo", response="{REDACTED}"',
+    ),
+    (f"authorization: AWS4-HMAC a=b, Signature={DIGITS * 2}", f"authorization: {REDACTED} a=b, Signature={REDACTED}"),
+    ('{"auths":{"h":{"auth":"dXNlcjpodW50ZXIyMg=="}}}', f'{{"auths":{{"h":{{"auth":"{REDACTED}"}}}}}}'),
+    ("//registry.npmjs.org/:_auth=dXNlcjpodW50ZXIyMg==", f"//registry.npmjs.org/:_auth={REDACTED}"),
 ]
 
 
@@ -89,6 +114,9 @@ def test_what_was_taken_out_or_overwritten_is_no_secret_any_more(tmp_path: Path,
         "a basic understanding of the bearer of bad news",
         "r8_gemm_64x64, rpa_kernel_v3_bf16, dapi, xai-model; mysql is a database and -port no flag of it",
         "password: 'at least eight characters', clientSecret: see the vault",
+        "fw_attentionkernelforwards, fw_bw_128x64_splitk_nhwc_kernel, ntn_softmax, glc_layout, model.dp.pt.cpu",
+        f"auth=kerberos, auth: basicauth, authorization: none; got response={DIGITS}; oracle: exact, jdbc:oracle:thin",
+        f"cache key-{DIGITS}, SK{DIGITS}, sbp_kernel, shpatch, tvly, figd_plan_of_a_figure",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:

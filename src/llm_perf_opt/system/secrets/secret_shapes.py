@@ -1,5 +1,6 @@
 """What a secret looks like: by the name of a variable, flag or setting, and by the shape of a value."""
 
+import base64
 import math
 import re
 from collections import Counter
@@ -34,8 +35,12 @@ _PREFIXES = (
 )
 # Those whose beginning others have too: with the length, or the letters, that make them keys.
 _WITH_LENGTH = (
-    r"r8_[A-Za-z0-9]{37}|dapi[0-9a-f]{32}|hvs\.[A-Za-z0-9_-]{24,256}|rpa_[A-Z0-9]{32,64}|1//0[A-Za-z0-9_-]{30,256}"
-    r"|[A-Za-z0-9_~.-]{3}\dQ~[A-Za-z0-9_~.-]{31,34}"
+    r"r8_[A-Za-z0-9]{37}|dapi[0-9a-f]{32}|hvs\.[A-Za-z0-9_-]{24,256}|rpa_[A-Z0-9]{32,64}[a-z0-9]{0,8}"
+    r"|1//0[A-Za-z0-9_-]{30,256}|[A-Za-z0-9_~.-]{3}\dQ~[A-Za-z0-9_~.-]{31,34}|ntn_[A-Za-z0-9]{40,64}"
+    r"|shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}|glsa_[A-Za-z0-9]{32}_[0-9a-fA-F]{8}|NRAK-[A-Z0-9]{27}|sbp_[0-9a-f]{40}"
+    r"|(?:sntry[su]|lin_api|figd)_(?=[A-Za-z_=+/-]{0,60}\d)[A-Za-z0-9_=+/-]{40,256}|glc_eyJ[A-Za-z0-9_=+/-]{20,1024}"
+    r"|(?:ATATT3x|tvly-(?:dev-|prod-)?|tskey-(?:api|auth|client)-)(?=[A-Za-z_=-]{0,30}\d)[A-Za-z0-9_=-]{28,256}"
+    r"|dp\.(?:pt|st)\.[A-Za-z0-9]{40,44}|fw_(?=[A-Za-z]*\d)(?=[a-z0-9]*[A-Z])[A-Za-z0-9]{22,24}"
 )
 _STARTS_LIKE_A_TOKEN = re.compile(rf"^(?:(?:{_PREFIXES})[A-Za-z0-9_.-]{{8}}|{_WITH_LENGTH})")
 # The names of flags and settings that hold a secret; `max_tokens` and `eos_token` do not.
@@ -86,6 +91,17 @@ _AUTH = re.compile(
     r"(?:\b|%20)(?i:bearer|basic|(?<=authorization: )(?:token|apikey|negotiate))(?:\s+|%20)"
     r"((?=[A-Za-z._~+/=-]{0,200}[0-9A-Z])[A-Za-z0-9._~+/=-]{12,4096})"
 )
+# What proves that a client knows a password: of the header of a request, signed or by digest.
+_PROOF = re.compile(
+    r"\bauthorization[\"'\\]{0,3}\s{0,3}[:=]\s{0,3}(?:digest|aws4-hmac|hmac|signature)[^\n\x00]{0,300}?\b(?:response|signature)=\\?\"?([0-9a-f]{32,128})(?![0-9a-f])",
+    re.IGNORECASE,
+)
+_ORACLE = re.compile(r"\bjdbc:oracle:\w{2,8}:[^/\s:@\"']{1,128}/([^/\s@\"'\x00-\x1f]{1,256})@")
+# A user and a password in base64, in the files of Docker and npm.
+_LOGIN = re.compile(
+    r"(?<![A-Za-z0-9])_?auth\\?[\"']?\s{0,3}[:=]\s{0,3}\\?[\"']?"
+    r"((?:[A-Za-z0-9+/]{4}){2,512}(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?)(?![A-Za-z0-9+/=])"
+)
 _ASSIGNED = re.compile(
     rf"(?<![A-Za-z0-9_])({_SETTING})\\?[\"']?(\s{{0,4}}[=:]\s{{0,4}}\\?[\"']?)({_VALUE})", re.IGNORECASE
 )
@@ -110,6 +126,7 @@ _USER_FLAGS = ("-u", "-U", "--user", "--proxy-user")
 _NETRC = re.compile(r"\blogin\s{1,4}[^\s\"']{1,256}\s{1,8}password\s{1,4}([^\s\"'\\\x00-\x1f]{3,512})")
 # Programs whose `-pVALUE` is a password; `-p` alone is a port of most others.
 _TAKES_PASSWORD = re.compile(r"(?:mysql|mariadb)\w*|sshpass|mongo\w*|ldap\w+|smbclient", re.IGNORECASE)
+_BY_WORDS = (_QUERY, _AUTH, _NETRC, _CLIENT, _PROOF, _ORACLE)
 # A text without any of these holds no secret by its shape; looking for them is much faster than the patterns are.
 MARKS = (
     *("hf_", "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "_pat", "glpat-", "xox", "akia", "asia", "eyj", "nvapi-"),
@@ -117,6 +134,22 @@ MARKS = (
     *("api_org_", "gocspx-", "xapp-", "glrt-", "gldt-", "glcbt-", "r8_", "dapi", "hvs.", "rpa_", "1//0", "q~", ":aa"),
     *("sg.", "ya29.", "://", "bearer", "basic", "private key", "key", "token", "secret", "pass", "pwd", "credential"),
     *("auth", "cookie", "dsn", "webhook", "jwt", "session_id", "sig=", "signature=", "code=", "-u", "mysql"),
+    *(
+        "sntry",
+        "lin_api_",
+        "figd_",
+        "glc_ey",
+        "atatt3",
+        "tvly-",
+        "ntn_",
+        "shp",
+        "glsa_",
+        "nrak-",
+        "sbp_",
+        "dp.pt.",
+        "dp.st.",
+    ),
+    *("fw_", "c:oracle:"),
 )
 
 
@@ -158,7 +191,8 @@ def shape_spans(text: str, *, is_code: bool = False, in_file: bool = False) -> l
     found = [match.span() for pattern in (_PRIVATE_KEY, _TOKEN) for match in pattern.finditer(text)]
     found += [match.span(1) for pattern in (_URL_USER, _WEBHOOK) for match in pattern.finditer(text)]
     if not is_code:
-        found += [match.span(1) for pattern in (_QUERY, _AUTH, _NETRC, _CLIENT) for match in pattern.finditer(text)]
+        found += [match.span(1) for pattern in _BY_WORDS for match in pattern.finditer(text)]
+        found += [match.span(1) for match in _LOGIN.finditer(text) if _is_login(match[1])]
         named = [(match[3], match.span(3)) for match in _ASSIGNED.finditer(text) if not _is_prose(*match.groups())]
         named += [(match[1], match.span(1)) for match in _GIVEN.finditer(text)]
         named += [(match[2], match.span(2)) for match in _VARIABLE.finditer(text) if _names_a_secret(match)]
@@ -197,6 +231,12 @@ def _is_prose(name: str, sign: str, value: str) -> bool:
         return False
     is_sentence = ":" in sign and not re.search(r"pass|pwd|secret|key", name, re.IGNORECASE) and _WORD.fullmatch(value)
     return bool(is_sentence or _CALL.match(value))
+
+
+def _is_login(coded: str) -> bool:
+    """Whether base64 is that of a user and a password."""
+    user, sign, password = base64.b64decode(coded).partition(b":")
+    return bool(user and sign and password) and (user + password).isascii() and (user + password).decode().isprintable()
 
 
 def _is_group(user: str, value: str) -> bool:
