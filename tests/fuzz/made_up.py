@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from llm_perf_opt.errors import ProfilingError
 
 CASES = int(os.environ.get("LLM_PERF_FUZZ_CASES", "2000"))
-# How much of all cases a test makes, in thousandths; what composes with Hydra or opens a database is slow.
-CHEAP, SLOW, SLOWEST = 60, 20, 5
+# Of all cases a test makes this many thousandths, together all of them; what uses Hydra or a database is slow.
+CHEAP, SLOW, SLOWEST = 40, 9, 2
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),

@@ -248,6 +248,12 @@ def test_what_is_printed_and_written(text: str, values: list[str]) -> None:
     assert not set(printable(text)) & {"\x1b", "\x07", "\x9b", "\u202e", "\r"}
 
 
+def test_all_tests_together_make_as_many_cases_as_documented() -> None:
+    text = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    shares = {"CHEAP": CHEAP, "SLOW": SLOW, "SLOWEST": SLOWEST}
+    assert sum(share * text.count(f"@cases({name})") for name, share in shares.items()) in range(980, 1020)
+
+
 @pytest.fixture(scope="module")
 def composed() -> str:
     """The configuration of a small run, as JSON."""
