@@ -50,7 +50,7 @@ def model_of(name: str) -> Model:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     return lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
 
 
@@ -127,13 +127,12 @@ def own() -> list[str]:
         "",
         f"Median error: {median(gpu)} of GPU busy time (target 10 %), {median(wall)} of wall time with CUDA graphs "
         f"(target 12 %). {near} of {len(gpu)} busy times and {inside} of {len(wall)} wall times lie within "
-        f"±{percent(OWN.slower - 1)}. The curves were fitted to these points: this shows how well the model fits, not "
-        "how well it predicts other models.",
+        f"±{percent(OWN.slower - 1)}. The curves were fitted to these points: this is the quality of the "
+        "fit, not of predictions for other models.",
         "",
         "Prefill of the MoE model is estimated with the number of experts that were hit: with random weights 42 of 128 "
         "(`benchmarks/routing.py`). With uniform routing, which `predict` assumes, the same prompt is estimated at 29 "
-        "ms of GPU time; grouped GEMMs alone take 20.7 ms with uniform routing. Wall times of eager runs depend on the "
-        "host, which was shared here, and have no target.",
+        "ms of GPU time. Wall times of eager runs depend on the host, which was shared, and have no target.",
         "",
         "Signed errors of GPU busy time by class:",
         "",
@@ -212,8 +211,8 @@ def left_out() -> list[str]:
         "",
         f"The {len(FITTED)} parameters with the largest effect were set wrong by 20 to 50 %, fitted again to two of "
         f"the three models, and tested on the third: median error of GPU busy time {median(every)}; {inside} of "
-        f"{len(every)} points lie within ±{percent(OWN.slower - 1)}. The row of the MoE model shows what to expect of "
-        "a kind of kernel that was never measured.",
+        f"{len(every)} points lie within ±{percent(OWN.slower - 1)}. The MoE row shows what to expect of kernels that "
+        "were never measured.",
         "",
         *table(("left out", "points", "median error", "largest", "within the band"), rows),
     ]
@@ -286,10 +285,9 @@ def published() -> list[str]:
         f"None of {len(rows)} runs is faster than its bound; the nearest reaches {percent(max(shares))} of it, the "
         f"median {percent(statistics.median(shares))}. *Estimated* is the rate `engine=server` gives over the "
         "published one: above 1, the estimate is faster. llama.cpp is compared with bounds alone. The band is what "
-        "`predict` and `plan` print; a test asserts that each contains at least 90 % of its rows. MoE models have wide "
-        "bands: real routers load experts and devices unevenly, and most published runs do not state their layout "
-        "(tensor parallel is assumed). Measure before you buy such a system, or calibrate with `llm-perf plan "
-        "--calibrate-from`.",
+        "`predict` and `plan` print; each contains at least 90 % of its rows. MoE models have wide bands: real routers "
+        "load experts unevenly, and most published runs do not state their layout (tensor parallel is assumed). "
+        "Measure before you buy such a system, or calibrate with `llm-perf plan --calibrate-from`.",
         "",
         *table(("kind", "rows", "median", "range", "band of the rate", "inside"), summary),
         "",
@@ -382,8 +380,8 @@ def peer() -> list[str]:
         "",
         f"Its estimates come from operators its authors measured under {document['backend']}. Median difference of "
         f"`engine=server` {median(off)} (target 15 %); {inside} of {len(off)} lie within ±{percent(OTHER.slower - 1)}, "
-        "the band of transferred rates. Routing is uniform here and uneven there, so MoE models are slower here, most "
-        "at batch 8. The memory bandwidth that grouped GEMMs of `engine=server` reach was taken from these figures.",
+        "the band of transferred rates. Routing is uniform in our estimate and uneven in theirs, so MoE models are "
+        "slower in ours, most at batch 8. The bandwidth of grouped GEMMs in `engine=server` is from these figures.",
         "",
         *csv_table("aiconfigurator", "Every point", header, rows),
     ]
@@ -422,14 +420,14 @@ def counters() -> list[str]:
             "DRAM bytes",
             needed["counted_other_bytes"],
             moved["other"],
-            "counted as if every operator read and wrote memory; a part of it stays in the L2 cache",
+            "counted as if every operator used DRAM; a part stays in the L2 cache",
         ),
         (
             "GEMMs",
             "FLOP",
             products,
             flop["gemm"],
-            "tensor cores multiply tiles: one token fills a row of 8, or of 64, and the rest is padding",
+            "tensor cores multiply tiles: one token fills one row of 8 or 64; the rest is padding",
         ),
         ("attention", "FLOP", attention_flop, flop["attention"], "tiles again: one query fills a row of several"),
     ]
@@ -437,8 +435,7 @@ def counters() -> list[str]:
         "## Counters of ncu against static counts",
         "",
         f"One decode step of llama3_1b, eager, batch 1, context 1,056, on an H200: {len(ncu['kernels'])} kernels "
-        "measured by ncu, multiplied by their launches per step. Differences over 10 % are explained in the last "
-        "column.",
+        "measured by ncu, times their launches per step.",
         "",
         *table(
             ("kernels", "what", "static, millions", "ncu, millions", "ncu / static", "why"),
@@ -477,8 +474,8 @@ def main() -> None:
     opening = [
         "# Accuracy",
         "",
-        "How far the predictions of `llm-perf predict` and the gains promised by findings are from measurements. "
-        "Written by `benchmarks/accuracy.py` from results in the repository; long tables are CSV files.",
+        "How far predictions of `llm-perf predict` and gains promised by findings are from measurements. Written by "
+        "`benchmarks/accuracy.py`; long tables are CSV files.",
         "",
     ]
     PAGE.write_text(

@@ -47,6 +47,22 @@ def test_the_navigation_names_every_page_once() -> None:
     assert sorted([*_leaves(site["nav"]), *apart]) == sorted(str(p.relative_to(DOCS)) for p in WRITTEN)
 
 
+# Five minutes at 240 words a minute. Pages of the reference are tables to look things up in.
+LONGEST_PAGE_WORDS = 1200
+
+
+def _pages_to_read() -> list[Path]:
+    sections = yaml.safe_load((REPO / "mkdocs.yml").read_text())["nav"]
+    named = [leaf for section in sections if "Reference" not in section for leaf in _leaves(section)]
+    return [DOCS / name for name in named]
+
+
+@pytest.mark.parametrize("page", _pages_to_read(), ids=lambda p: str(p.relative_to(DOCS)))
+def test_every_page_can_be_read_in_five_minutes(page: Path) -> None:
+    words = re.findall(r"\S*\w\S*", page.read_text(encoding="utf-8"))
+    assert len(words) <= LONGEST_PAGE_WORDS
+
+
 def test_the_first_page_names_every_other_but_the_decisions() -> None:
     linked = set(re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "index.md").read_text(encoding="utf-8")))
     assert linked == {p.name for p in DOCS.glob("*.md")} - {"index.md"}
