@@ -524,8 +524,8 @@ class _Lookup:
     """Id to index: a plain table where the ids are dense, a sorted list where they are not."""
 
     def __init__(self, keys: Ints, index: Ints) -> None:
-        self._low = int(keys.min()) if len(keys) else 0
-        span = (int(keys.max()) - self._low + 1) if len(keys) else 0
+        self._low, self._high = (int(keys.min()), int(keys.max())) if len(keys) else (0, -1)
+        span = self._high - self._low + 1
         self._dense = span <= 8 * len(keys) + 1024
         if self._dense:
             self._table = np.full(span, -1, np.int32)
@@ -539,10 +539,10 @@ class _Lookup:
 
     def find(self, ids: Ints) -> Ints:
         if self._dense:
-            place = ids - self._low
-            inside = (place >= 0) & (place < len(self._table))
-            if not len(self._table):
+            inside = (ids >= self._low) & (ids <= self._high)
+            # Where none is inside, the lowest id may be one that the type of the others cannot hold.
+            if not inside.any():
                 return np.full(len(ids), -1, np.int32)
-            return np.where(inside, self._table[np.where(inside, place, 0)], -1)
+            return np.where(inside, self._table[np.where(inside, ids - self._low, 0)], -1)
         place = np.minimum(np.searchsorted(self._keys, ids), len(self._keys) - 1)
         return np.where(self._keys[place] == ids, self._index[place], -1)

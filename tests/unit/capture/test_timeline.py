@@ -9,7 +9,7 @@ from llm_perf_opt.capture.intervals import Ints, innermost, intersect, nest, seg
 from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.capture.rows import Idle, RangeRow
 from llm_perf_opt.capture.tables import group_statistics
-from llm_perf_opt.capture.timeline import distinct, grouped, int_percentile
+from llm_perf_opt.capture.timeline import distinct, grouped, int_percentile, join_calls
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, GraphTotals
 from tests.support.nsys_builder import OTHER_THREAD, PID, Export
@@ -461,6 +461,15 @@ def test_nesting_equals_a_plain_search_for_the_innermost_around() -> None:
 )
 def test_distinct_values_come_in_order_whatever_their_size(values: list[int], expected: list[int]) -> None:
     assert distinct(np.array(values, np.int64)).tolist() == expected
+
+
+def test_ids_that_only_a_wider_type_holds_launch_nothing_and_break_nothing() -> None:
+    wide, narrow = _ints(2**63 - 1, 2**63 - 1), np.array([1, -(2**31)], np.int32)
+    nobody = np.zeros(2, np.int32)
+    links = join_calls(wide, nobody, [(narrow, nobody), (wide, nobody)])
+    assert [calls.tolist() for calls in links.calls] == [[-1, -1], [0, 0]]
+    high = np.array([2**31 - 1, 2**31 - 2], np.int32)
+    assert join_calls(high, nobody, [(narrow, nobody)]).calls[0].tolist() == [-1, -1]
 
 
 @pytest.mark.parametrize("values", [[], [7], [3, 1, 3], [5 * 10**12, -4, 5 * 10**12]])
