@@ -200,10 +200,8 @@ def test_a_program_that_fails_under_a_profiler_alone_keeps_what_its_clean_pass_m
     assert found["reason"].startswith("script.py under torch.profiler failed with exit code 1: ValueError: is watched")
     assert found["metrics"]["wall_ms"]["value"] > 0
     verdict = (only_run(tmp_path) / "report.md").read_text().splitlines()[4]
-    assert verdict.endswith(
-        "without a profiler. It marks no decode steps, so no latency is known. "
-        "It did not run to its end under torch.profiler.**"
-    )
+    # Between the two is where its time went; of a program this short only a busy machine takes samples enough.
+    assert " without a profiler. " in verdict and verdict.endswith(" It did not run to its end under torch.profiler.**")
     assert verdict.strip("*") in done.err
 
 
