@@ -11,7 +11,7 @@ CURVE_POINTS = 600
 CPU_TYPE = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class MemoryEvents:
     """What each event changed, and what was allocated in all after it (-1: not said)."""
 

@@ -61,7 +61,7 @@ class CopyKernelRow:
     how: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class CopyKinds:
     """Columns, one entry per kernel: `kind` indexes `COPY_KINDS` (-1: it computes), `operator` the names (-1: none)."""
 

@@ -102,7 +102,7 @@ def _path(name: str, walk: "_Walk") -> CriticalPath:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Capture:
     """A timeline with its tables of GPU work, the kind of each piece of them, and the calls that wait.
 

@@ -93,7 +93,7 @@ def _rows_of(timeline: Timeline, wanted: Callable[[str], bool]) -> "_Rows | None
     return _Rows(order=order, name=name, wanted=flag, computes=computes[name], time_ns=time_ns, first=first)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Rows:
     """Kernels in the order in which they ran, stream by stream; `first` marks those that begin a run."""
 
@@ -229,7 +229,7 @@ def attention_in_pieces(timeline: Timeline, least_ns: Ints | None = None) -> Att
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Pieces:
     """Kernels in the order in which they ran, stream by stream, and which of them are attention's."""
 

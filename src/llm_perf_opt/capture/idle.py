@@ -53,7 +53,7 @@ _FREES = re.compile(r"^(cuda|hip)(Free|FreeHost|HostFree)(_|$)|^cuMemFree")
 START_NS = 20_000
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class IdleMap:
     """Sets of intervals of one process from which the idle time inside any window can be read.
 
@@ -91,7 +91,7 @@ class IdleMap:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class IdleSplit:
     """Columns, one entry per window. The parts add up to `idle_ns`.
 
@@ -109,7 +109,7 @@ class IdleSplit:
     held_ns: Ints
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Gaps:
     """Times in which nothing ran, and the call that launched what ended each (-1: not recorded).
 
@@ -285,7 +285,7 @@ def capture_window(timeline: Timeline) -> tuple[int, int]:
     return min(int(s.min()) for s, _ in spans), max(int(e.max()) for _, e in spans)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Parts:
     """Disjoint times in which something ran, in order, and the call behind each."""
 

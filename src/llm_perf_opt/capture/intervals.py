@@ -17,7 +17,7 @@ Flags = npt.NDArray[np.bool_]
 FEW_WINDOWS = 4
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Intervals:
     """Disjoint intervals in order."""
 
@@ -153,7 +153,7 @@ def segment_union(owner: Ints, start: Ints, end: Ints, count: int) -> Ints:
     return np.add.reduceat(np.maximum(end - np.maximum(start, previous), 0), opens)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Nesting:
     """`parent` is an index into the same columns, -1 at the top; `levels[d]` holds the intervals at depth d.
 

@@ -50,7 +50,7 @@ class ProfiledRow(OperatorRow):
     self_device_memory_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TraceDetail:
     """What a detailed reading adds: each operator's `shape` (an index of `shapes`), the calls' names, and memory.
 

@@ -36,7 +36,7 @@ MOST_OVERLAP = 0.1
 LEAST_FORWARD = 0.1
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Ownership:
     """Indices of ranges and calls are those of the timeline.
 
@@ -265,7 +265,7 @@ def _causes(
     return cause, ambiguous
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Unlaunched:
     """Work whose launch call was not recorded. `owner` is the innermost range that launched each, or -1.
 

@@ -96,7 +96,7 @@ def _sorted(owner: Ints, at: Ints) -> tuple[Ints | None, Ints, Ints]:
     return order, owner[order], at[order]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Caused:
     """What ranges own besides the launches of their own threads: the rows of `index`, those of a range one slice."""
 
@@ -228,7 +228,7 @@ def _sums_before(column: Ints) -> Ints:
 BATCH_PAIRS = 250_000
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RangeInstances:
     """Columns, one entry per counted range instance; `name` indexes the timeline's names, -1 in `parent_name`: none.
 

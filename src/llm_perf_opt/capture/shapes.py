@@ -137,7 +137,7 @@ def sum_shapes(timeline: Timeline, detail: TraceDetail) -> ShapeSums:
     return ShapeSums(found=found, kernel_ns=kernel_ns, sm_count=sm_count)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class CallsWithWork:
     """Columns, one entry for each kernel whose call's work is known: the kernel, its operator, an index of `works`."""
 

@@ -176,7 +176,7 @@ CLOCK_STEP = 32
 MOST_ODD = 0.05
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Statistics:
     """Columns, one entry per group present."""
 

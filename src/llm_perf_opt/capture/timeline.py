@@ -46,7 +46,7 @@ class Codes(dict[K, int]):
         return code
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Activities:
     """Work on the GPU. `name` indexes the timeline's names, `call` its calls (-1: the launch is not recorded).
 
@@ -75,7 +75,7 @@ class Activities:
         return distinct(self.name)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Calls:
     """Host calls that started GPU work (`launches`) or waited for it (`waits`).
 
@@ -95,7 +95,7 @@ class Calls:
         return len(self.start_ns)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Ranges:
     """Named ranges. `process_wide` ones (start/end) belong to all threads of their process, others to one thread."""
 
@@ -113,7 +113,7 @@ class Ranges:
         return HostEvents(start_ns=self.start_ns, end_ns=self.end_ns, name=self.name, thread=self.thread)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class HostEvents:
     """Named host intervals; `name` and `thread` index the timeline's lists."""
 
@@ -222,7 +222,7 @@ class PageFaults:
     gpu_count: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Timeline:
     """One capture. `thread_process[t]` is the process of thread t; `notes` says what was left out and why.
 

@@ -101,7 +101,7 @@ def _require_indices(name: str, values: Iterable[int], size: int, *, least: int 
         raise ValueError(f"{name}: {wrong} is none of {size}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class OperatorInputs:
     """The input shapes of operators: `texts[index[i]]` of operator i."""
 

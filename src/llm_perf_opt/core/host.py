@@ -1,8 +1,5 @@
-"""What this machine has, as plain data; probed in `profiling/vendor/vendor_tools.py`. And the cores there are to work
-on."""
+"""What this machine has, as plain data; probed in `profiling/vendor/vendor_tools.py`."""
 
-import os
-import sys
 from dataclasses import dataclass
 
 
@@ -56,9 +53,3 @@ class Host:
 
     def tool(self, name: str) -> Tool:
         return self.tools.get(name, Tool(name=name, problem=f"{name} was not looked for on this machine"))
-
-
-def usable_cores() -> int:
-    """Those this process may run on; one where others keep all of them busy: there, help makes it slower."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1
-    return cores if os.getloadavg()[0] < cores else 1

@@ -52,7 +52,7 @@ MUCH_STARTUP, MOSTLY_STARTUP = 0.1, 0.3
 ENOUGH_TO_JUDGE, LEAST_WORK, MOST_TUNING = 50, 0.2, 0.05
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RecordedCapture:
     """One capture as it was read. `operators`, `modules`, `counters` and `detail` are those of a torch trace."""
 

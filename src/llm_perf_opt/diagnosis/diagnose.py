@@ -21,7 +21,6 @@ from llm_perf_opt.diagnosis.diagnosis_document import (
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, runs_on
 from llm_perf_opt.diagnosis.ledger import COMMUNICATION, COMPUTE, NOT_RECORDED, Cell, Claim, Finding, cell_name
 from llm_perf_opt.diagnosis.scope import Scope
-from llm_perf_opt.diagnosis.waterfall import ENABLE_CLEAN
 
 # What could save less than this part of its scope is not worth a line.
 MIN_LISTED = 0.01
@@ -247,6 +246,7 @@ NOT_TRIED: Mapping[str, float] = {}
 # The scopes of captures, and others that are not called by their own name in a sentence.
 WHOLE = {"capture": "the capture", "steady": "the steady state"}
 PLACES = {**WHOLE, "program": "the program", "request": "a request"}
+ENABLE_CLEAN = "pipeline.torch_profiler.enable=true (or pipeline.direct_inference.enable=true)"
 NOTHING_MEASURED = f"Nothing was timed, and no capture was recorded: enable {ENABLE_CLEAN}."
 RECORD = {
     "torch_trace": "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`",

@@ -43,7 +43,7 @@ KERNELS_OF_A_GRAPH = 4
 MOSTLY_GRAPHS = 0.5
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Measured:
     """One capture with its idle time by process and its range instances, all in columns."""
 
@@ -62,7 +62,7 @@ def measure_timeline(timeline: Timeline) -> Measured:
         timeline = kernel_names.limit_kernel_names(timeline)
     idle = map_idle(timeline)
     measured = Measured(timeline=timeline, idle=idle, ranges=measure_ranges(timeline, idle))
-    give_back_freed_memory()
+    give_back_freed_memory(max(len(timeline.kernels), len(timeline.calls)))
     return measured
 
 

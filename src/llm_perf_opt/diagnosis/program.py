@@ -9,13 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence
-from llm_perf_opt.diagnosis.facts import RunFacts
 from llm_perf_opt.diagnosis.gaps.gap_verdict import means
+
+if TYPE_CHECKING:
+    from llm_perf_opt.diagnosis.facts import RunFacts
 
 OTHER = "other"
 
@@ -112,7 +115,7 @@ def _traits(evidence: CaptureEvidence, names: _Names, framework: str, engine: st
     return [*found, *(trait for trait, is_true in known.items() if is_true)]
 
 
-def program_of_run(facts: RunFacts, captured: Program | None) -> Program:
+def program_of_run(facts: "RunFacts", captured: Program | None) -> Program:
     """Our own loop: torch, inference; with what the capture showed where there is one."""
     traits = {"torch", "inference", "attention", "decoder", "own_loop", "cpu" if facts.is_cpu else "gpu"}
     if captured is not None:

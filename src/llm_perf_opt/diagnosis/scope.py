@@ -8,19 +8,21 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from llm_perf_opt.capture.exclusive import KernelTime
 from llm_perf_opt.capture.kernels.ncu_records import NcuKernel
 from llm_perf_opt.capture.rows import CopyRow, Idle, RangeRow
 from llm_perf_opt.diagnosis import ledger as cells
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, runs_on
-from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.diagnosis.gaps.gap_verdict import Verdict
 from llm_perf_opt.diagnosis.gaps.host_alone import HostAlone
 from llm_perf_opt.diagnosis.gaps.long_gaps import Reason
 from llm_perf_opt.diagnosis.ledger import Cell, Ledger, balanced, fitted
-from llm_perf_opt.diagnosis.waterfall import split_idle
+
+if TYPE_CHECKING:
+    # Captures have no phases of a run: what these are made of is loaded with the first.
+    from llm_perf_opt.diagnosis.facts import GpuFacts, PhaseFacts, RunFacts
 
 Kind = Literal["capture", "steady", "phase", "request", "program", "run"]
 # A range that holds this part of a scope's wall time is the scope, under the name the program gives it.
@@ -74,8 +76,8 @@ class Scope:
     ncu: Mapping[str, NcuKernel] = field(default_factory=dict)
     ncu_source: str = ""
     evidence: CaptureEvidence | None = None
-    phase: PhaseFacts | None = None
-    run: RunFacts | None = None
+    phase: "PhaseFacts | None" = None
+    run: "RunFacts | None" = None
     already: frozenset[str] = frozenset()
 
     @property
@@ -320,8 +322,10 @@ def _edges(evidence: CaptureEvidence) -> list[Cell]:
     return found
 
 
-def phase_scope(phase: PhaseFacts, run: RunFacts, ncu: Mapping[str, NcuKernel]) -> Scope | None:
+def phase_scope(phase: "PhaseFacts", run: "RunFacts", ncu: Mapping[str, NcuKernel]) -> Scope | None:
     """One step of a phase that was timed without a profiler; None where nothing says what happened inside it."""
+    from llm_perf_opt.diagnosis.facts import GpuFacts, Known
+
     if not isinstance(phase.wall, Known) or phase.wall.value <= 0:
         return None
     wall_ns = round(phase.wall.value * 1e6)
@@ -354,8 +358,10 @@ def phase_scope(phase: PhaseFacts, run: RunFacts, ncu: Mapping[str, NcuKernel]) 
     )
 
 
-def _gpu_phase(gpu: GpuFacts, wall_ns: int) -> tuple[Ledger, tuple[KernelTime, ...]]:
+def _gpu_phase(gpu: "GpuFacts", wall_ns: int) -> tuple[Ledger, tuple[KernelTime, ...]]:
     """The clean wall time, split as the capture of the same phase is."""
+    from llm_perf_opt.diagnosis.waterfall import split_idle
+
     busy_ns = min(round(gpu.busy_ms * 1e6), wall_ns)
     own = fitted({kernel.name: kernel.ms_per_step for kernel in gpu.kernels or ()}, busy_ns)
     kernels = tuple(

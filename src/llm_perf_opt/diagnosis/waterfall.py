@@ -15,7 +15,6 @@ MIN_CAUSE = 0.002
 # Why the level above may come out below: that of a bound, and that of what ran.
 ABOVE_BOUND = "the data came from a cache, or the bound was computed for another prompt or context than was measured"
 ABOVE_WORK = "kernels ran at the same time, or ran faster without the profiler"
-ENABLE_CLEAN = "pipeline.torch_profiler.enable=true (or pipeline.direct_inference.enable=true)"
 
 
 @dataclass(frozen=True, kw_only=True)

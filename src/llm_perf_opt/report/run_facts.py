@@ -28,6 +28,7 @@ from llm_perf_opt.core.names import (
 )
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.core.units import format_ms
+from llm_perf_opt.diagnosis.diagnose import ENABLE_CLEAN
 from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis
 from llm_perf_opt.diagnosis.evidence import replays_graphs
 from llm_perf_opt.diagnosis.facts import (
@@ -46,7 +47,6 @@ from llm_perf_opt.diagnosis.facts import (
     Unknown,
     value_of,
 )
-from llm_perf_opt.diagnosis.waterfall import ENABLE_CLEAN
 from llm_perf_opt.model.static.static_document import StaticDocument, StaticPhase
 from llm_perf_opt.report.run_files import Found, RunFiles
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from llm_perf_opt.core.host import usable_cores
 from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.sql.events import Values, texts
 from llm_perf_opt.sql.table import DataTable, Fill
 from llm_perf_opt.sql.view_schema import VIEWS, SqlView, rows_of
+from llm_perf_opt.system.arrays import usable_cores
 
 if TYPE_CHECKING:
     import duckdb

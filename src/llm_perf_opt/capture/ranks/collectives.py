@@ -76,7 +76,7 @@ class CollectiveArgs:
     group: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RecordedArgs:
     """`args[code[k]]` belongs to kernel k; -1 where it has none."""
 
@@ -229,7 +229,7 @@ class Arrivals:
     held_up_ns: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Found:
     """The collectives of one capture in the order of their starts: each one's key, length and kernel name.
 
@@ -362,7 +362,7 @@ def _link_ns(key: "_Key", hardware: "HardwareSection | None") -> tuple[int | Non
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Match:
     """The ranks of a group, and the lengths of their kernels: a row per rank, a column per collective."""
 

@@ -256,7 +256,7 @@ def read_nsys_sqlite(path: Path) -> Timeline:
     """Read an export, or raise ParseError with what is wrong with it."""
     with open_nsys_database(path) as database:
         timeline = _read(database)
-    give_back_freed_memory()
+    give_back_freed_memory(max(len(timeline.kernels), len(timeline.calls)))
     return timeline
 
 

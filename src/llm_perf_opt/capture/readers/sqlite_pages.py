@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_perf_opt.capture.intervals import Flags, Ints
-from llm_perf_opt.core.host import usable_cores
+from llm_perf_opt.system.arrays import usable_cores
 
 # Larger blocks leave the caches, smaller ones have two threads wait for the interpreter more than they read.
 BLOCK_BYTES = 4 << 20

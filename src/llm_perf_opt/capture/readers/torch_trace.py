@@ -52,10 +52,9 @@ from llm_perf_opt.capture.timeline import (
     no_activities,
     positive_or_none,
 )
-from llm_perf_opt.core.host import usable_cores
 from llm_perf_opt.core.units import count_of
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.system.arrays import keep_freed_memory
+from llm_perf_opt.system.arrays import keep_freed_memory, usable_cores
 
 # The profiler numbers operators one after the other. A trace of so many that holds less than half was thinned out.
 MIN_NUMBERED, THINNED = 100, 0.5
@@ -78,7 +77,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TorchTrace:
     """`operators` and `modules` share the timeline's names and threads. `detail` is there where it was requested."""
 

@@ -157,7 +157,7 @@ class EventDecoder:
         return found
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Table:
     """Rows of one kind. `name`, `thread`, `shape` and `extra` index the piece's own lists.
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from llm_perf_opt.capture.rows import RangeRow
 from llm_perf_opt.diagnosis.diagnosis_document import Program
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, replays_graphs, runs_on
-from llm_perf_opt.diagnosis.facts import GRAPHS, GpuFacts, Known
 from llm_perf_opt.diagnosis.gaps.gap_report import WaitRow
 from llm_perf_opt.diagnosis.gaps.gap_verdict import allocates
 from llm_perf_opt.diagnosis.ledger import LAUNCH, Claim, Fact, confidence_of
@@ -29,6 +28,8 @@ def judge(scope: Scope, program: Program) -> Claim | None:
 
 
 def _of_phase(scope: Scope, launch_ns: int, idle_ns: int) -> Claim | None:
+    from llm_perf_opt.diagnosis.facts import GRAPHS, GpuFacts, Known
+
     phase = scope.phase
     if phase is None or not isinstance(phase.gpu, GpuFacts) or not isinstance(phase.wall, Known):
         return None

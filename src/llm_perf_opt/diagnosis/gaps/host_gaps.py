@@ -89,6 +89,8 @@ class HostRecord:
         self._usual: dict[str, _Usual] = {}
         self._by_start: Ints | None = None
         self._starts: Ints = np.zeros(0, np.int64)
+        # Of the time asked about last: several questions are about the same.
+        self._covers: tuple[tuple[int, int, int], dict[tuple[str, bool, float], Ints]] = ((0, 0, 0), {})
 
     def during(self, start: int, end: int, thread: int) -> HostActivity:
         """What the thread did; where nothing of it is recorded, what another of its process did.
@@ -164,15 +166,15 @@ class HostRecord:
         pauses = self._pauses
         if not len(pauses):
             return None
-        overlap = np.minimum(pauses.end_ns, end) - np.maximum(pauses.start_ns, start)
-        inside = np.flatnonzero((overlap > 0) & (self._process[pauses.thread] == self._process[thread]))
         spent: dict[tuple[Verdict, HostCost], dict[str, int]] = {}
-        for index in inside.tolist():
+        for index in pauses.near(start, end).tolist():
+            overlap = min(int(pauses.end_ns[index]), end) - max(int(pauses.start_ns[index]), start)
             name = self._names[int(pauses.name[index])]
             told = judge_overhead(name)
-            if told is not None:
+            is_ours = self._process[pauses.thread[index]] == self._process[thread]
+            if told is not None and overlap > 0 and is_ours:
                 names = spent.setdefault((told.verdict, told.cost), {})
-                names[name] = names.get(name, 0) + int(overlap[index])
+                names[name] = names.get(name, 0) + overlap
         for (verdict, cost), names in spent.items():
             if sum(names.values()) >= COVERS * (end - start):
                 most = max(names, key=names.__getitem__)
@@ -302,20 +304,28 @@ class HostRecord:
     ) -> tuple[HostEvents, Ints]:
         """The long events of one kind, and which of them cover a time, the shortest first."""
         events = self._long_ones(kind, self._shortest_ns)
+        if self._covers[0] != (start, end, thread):
+            self._covers = ((start, end, thread), {})
+        known = self._covers[1]
+        if (kind, own, share) not in known:
+            known[kind, own, share] = self._find_cover(events, start, end, thread, own=own, share=share)
+        return events, known[kind, own, share]
+
+    def _find_cover(self, events: HostEvents, start: int, end: int, thread: int, *, own: bool, share: float) -> Ints:
         index = events.near(start, end)
         if not len(index):
-            return events, index
+            return index
         overlap = np.minimum(events.end_ns[index], end) - np.maximum(events.start_ns[index], start)
         index = index[overlap >= max(share * (end - start), 1)]
         if not len(index):
-            return events, index
+            return index
         threads = events.thread[index]
         fits: Flags = threads == thread
         if not own:
             fits = self._is_program[threads] & (self._process[threads] == self._process[thread])
         index = index[fits & (events.name[index] >= 0)]
         length = events.end_ns[index] - events.start_ns[index]
-        return events, index[np.argsort(length, kind="stable")]
+        return index[np.argsort(length, kind="stable")] if len(index) > 1 else index
 
     def _busiest(self, start: int, end: int, thread: int) -> str | None:
         """The operator with most time in many short ones, if they fill half of the time."""

@@ -539,8 +539,8 @@ class _Neighbours:
     def built_soon(self, end: int) -> str | None:
         """The first kernel that is built while a program runs, among those that follow on a gap."""
         following = int(self._start.searchsorted(end, side="left"))
-        soon = range(following, min(following + SOON, len(self._start)))
-        return next((self._short(i) for i in soon if is_built(self._short(i))), None)
+        built = self._built[self._name[following : following + SOON]]
+        return self._short(following + int(np.argmax(built))) if built.any() else None
 
     def runs_first(self, end: int) -> bool:
         """Whether the kernel that follows on a gap is the first of its name."""
@@ -576,6 +576,14 @@ class _Neighbours:
                 again.append(first)
             seen.append(names)
         return goes_on(np.array(again, np.int64), len(self._start), often=COMPILED_AGAIN)
+
+    @cached_property
+    def _built(self) -> Flags:
+        """By name: whether it is that of a kernel built while the program runs."""
+        found = np.zeros(len(self._names), np.bool_)
+        for code in distinct(self._name).tolist():
+            found[code] = is_built(short_kernel_name(self._names[code]))
+        return found
 
     @cached_property
     def _first(self) -> Ints:

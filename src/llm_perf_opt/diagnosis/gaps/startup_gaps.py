@@ -13,7 +13,7 @@ import numpy as np
 
 from llm_perf_opt.capture.idle import IdleMap, idle_in
 from llm_perf_opt.capture.intervals import Flags, Intervals, Ints, innermost, nest, union
-from llm_perf_opt.capture.timeline import Calls, HostEvents, Timeline, distinct, join
+from llm_perf_opt.capture.timeline import Calls, HostEvents, Timeline, distinct, grouped, join
 from llm_perf_opt.diagnosis.gaps.gap_verdict import HostCost, codes_of, flags_of, readable
 
 # Shorter calls start nothing up that matters; one that is only called for the first time takes this long on an
@@ -64,7 +64,7 @@ class StartUpRow:
     place: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class StartUp:
     """The start-up of one capture in columns, one entry per call or operator; they may lie in each other.
 
@@ -284,6 +284,11 @@ def _calls(timeline: Timeline, maps: Mapping[int, IdleMap], apart: Flags) -> lis
     frees, allocates = set(codes_of(names, "frees_device")), set(codes_of(names, "allocates"))
     never = set(codes_of(names, "copies_or_sets")) | set(codes_of(names, "waits_for_gpu"))
     usual = _Usual(timeline)
+    # Most are launches as long as others.
+    plain = calls.launches[picked] & (length[picked] < HEAVY_CALL_NS)
+    plain &= ~np.isin(calls.name[picked], [*by_name, *frees, *allocates])
+    plain[plain] = ~usual.are_unusual(picked[plain])
+    picked, idle = picked[~plain], idle[~plain]
     found: list[tuple[int, HostCost]] = []
     columns = (picked, idle, calls.name[picked], length[picked])
     for index, share, code, long_ns in zip(*(column.tolist() for column in columns), strict=True):
@@ -332,7 +337,9 @@ class _Usual:
 
     def _of(self, index: int) -> _OneName:
         """What is known of the calls of a call's name."""
-        code = int(self._calls.name[index])
+        return self._named(int(self._calls.name[index]))
+
+    def _named(self, code: int) -> _OneName:
         if code not in self._names:
             calls = self._calls
             same = np.flatnonzero(calls.name == code)
@@ -356,6 +363,15 @@ class _Usual:
         known = self._of(index)
         length = int(self._calls.end_ns[index] - self._calls.start_ns[index])
         return known.count < few or length >= UNUSUAL * known.median_ns
+
+    def are_unusual(self, index: Ints) -> Flags:
+        """The same of several calls."""
+        names, place = grouped(self._calls.name[index])
+        known = [self._named(code) for code in names.tolist()]
+        few = np.array([one.count < FEW for one in known], np.bool_)
+        least = np.array([UNUSUAL * one.median_ns for one in known])
+        found: Flags = few[place] | (self._calls.end_ns[index] - self._calls.start_ns[index] >= least[place])
+        return found
 
     def is_first_use(self, index: int) -> bool:
         """Whether a call is among the first of its name, takes longer than later ones, and work follows."""

@@ -325,7 +325,7 @@ def measure_queue(timelines: Sequence[Timeline]) -> Queue | None:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Launches:
     """One capture: delay and depth of launches over all of it, and its totals; `known` work has its call recorded."""
 
@@ -423,7 +423,7 @@ class Iterations:
         return (self.p75_ns - self.p25_ns) / self.median_ns if self.median_ns else 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Steps:
     """The steps of one capture: how they were distinguished, kernels in each, and their lengths in order."""
 
