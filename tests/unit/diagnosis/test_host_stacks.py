@@ -237,6 +237,14 @@ def test_a_few_samples_make_no_scope() -> None:
     assert program_scope(facts(document(row("host.work.python", 19)))) is None
 
 
+@pytest.mark.parametrize(("samples", "rules"), [(4, []), (5, ["host_imports"])])
+def test_a_share_of_a_few_samples_is_no_finding(samples: int, rules: list[str]) -> None:
+    found = document(row("host.startup.imports", samples), row("host.startup.interpreter", 40))
+    scope = program_scope(facts(replace(found, wall_s=0.45)))
+    assert scope is not None
+    assert [f.rule for f in judge([scope], PLAIN) if f.rule == "host_imports"] == rules
+
+
 def test_every_cell_of_the_patterns_has_a_cause() -> None:
     from llm_perf_opt.diagnosis.host.owners import _refinements, _rules
 

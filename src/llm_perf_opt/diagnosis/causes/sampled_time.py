@@ -13,18 +13,19 @@ if TYPE_CHECKING:
     from llm_perf_opt.diagnosis.cause import Cause
 
 SHOWN = 4
-# Fewer samples than these are a guess; from this many on a share is known to a few per cent.
-FEW, MANY = 20, 200
+# Fewer samples than the first make no finding, fewer than the second a guess; from the third on a share is known to a
+# few per cent.
+LEAST, FEW, MANY = 5, 20, 200
 
 
 def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
     """All time of the cells; the owner with the most of it is in the title."""
     cells = [cell for prefix in cause.cells for cell in scope.ledger.below(prefix)]
     total = sum(cell.time_ns for cell in cells)
-    if not total:
+    samples = sum(cell.count for cell in cells)
+    if not total or samples < LEAST:
         return None
     named = sorted((cell for cell in cells if cell.owner), key=lambda cell: -cell.time_ns)
-    samples = sum(cell.count for cell in cells)
     return Claim(
         title="named" if named else "title",
         values={
