@@ -13,6 +13,7 @@ from typing import Any
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.preflight import RUN_EXTRA
 from llm_perf_opt.planning.counted_rows import REFUSALS
+from llm_perf_opt.system.terminal import cut_text
 from llm_perf_opt.workload.models.snapshot import build_config, find_size_problems, first_line
 
 _PARTS = ("vision_config", "audio_config")
@@ -46,7 +47,7 @@ def count_beside(geometry: Mapping[str, Any], *, where: str) -> Beside:
             reason=f"counting them needs torch and transformers: {RUN_EXTRA}, then this command again ({error})"
         )
     except (*REFUSALS, AssertionError) as error:
-        return Beside(reason=f"transformers cannot build them: {first_line(error)[:160]}")
+        return Beside(reason=f"transformers cannot build them: {cut_text(first_line(error), 160)}")
     if not found:
         return Beside(reason="transformers does not separate them from the text model")
     return Beside(params=found)
