@@ -53,6 +53,13 @@ def format_ms(ms: float) -> str:
     return f"{digits(ms * 1e6)} ns"
 
 
+def format_ms_in_column(ms: float, *, places: int = 3) -> str:
+    """A time next to others in a column: always milliseconds, so that digits of equal weight are below each other."""
+    if 0 < abs(ms) < 0.5 * 10.0**-places:
+        return f"< {10.0**-places:.{places}f} ms"
+    return f"{ms:,.{places}f} ms" if ms else "0 ms"
+
+
 def format_bytes(size: float) -> str:
     """Decimal units, as data sheets use them."""
     return _scaled(size, (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)), "B")
@@ -82,8 +89,8 @@ def format_percent(share: float) -> str:
 
 
 def format_factor(factor: float) -> str:
-    """A ratio; 7.8×."""
-    return f"{factor:.2f}×" if factor < 2 else f"{factor:,.1f}×"
+    """A ratio: 1.53×, 7.8×, 5,236×."""
+    return f"{factor:,.{2 if factor < 2 else 1 if factor < 999.5 else 0}f}×"
 
 
 def format_quantity(value: float, unit: str) -> str:

@@ -496,7 +496,7 @@ def coverage_of(evidence: CaptureEvidence, scopes: Sequence[Scope], *, counted: 
         "copies": any(len(t.copies) for t in timelines),
         "ranges": any(len(t.ranges) for t in timelines),
         "operators": any(len(t.operators) for t in timelines),
-        "python frames": any(len(t.frames) for t in timelines),
+        "Python frames": any(len(t.frames) for t in timelines),
         "system calls": any(len(t.system) for t in timelines),
         "launch shapes": any(t.launch_shapes for t in timelines),
         "operator shapes": evidence.shapes is not None,

@@ -4,6 +4,7 @@ Every one has two axes with round steps and one unit each; a text that would tou
 to the tooltip. `draw_chart` is also what plug-ins draw with.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,6 +116,7 @@ class Drawing:
         self.left = 14 + beside + LETTER * max((len(label) for _, label in y_axis.ticks), default=0)
         self.right, self.top, self.bottom = WIDTH - RIGHT, TOP, height - BELOW
         self._texts: list[tuple[float, float, float, float]] = []
+        self._segments: list[tuple[float, float, float, float]] = []
         self._body: list[str] = []
         self._grid()
 
@@ -134,12 +136,10 @@ class Drawing:
 
     def write(self, text: str, places: Sequence[tuple[float, float, str]], *, halo: bool = False) -> bool:
         """A text at the first of these places (x, y of its line, anchor) where it touches no other; not cut off."""
-        length = LETTER * len(text)
         for x, y, anchor in places:
-            left = {"start": x, "middle": x - length / 2, "end": x - length}[anchor]
-            box = (left, y - TEXT_HEIGHT + 3, left + length, y + 3)
+            box = _text_box(text, x, y, anchor)
             free = all(box[2] < a or box[0] > c or box[3] < b or box[1] > d for a, b, c, d in self._texts)
-            if left >= 0 and box[2] <= WIDTH and free:
+            if box[0] >= 0 and box[2] <= WIDTH and free:
                 self._texts.append(box)
                 # A halo keeps it readable over the grid.
                 around = ' stroke="#fff" stroke-width="4" paint-order="stroke"' if halo else ""
@@ -156,12 +156,19 @@ class Drawing:
             (px + 8, py - 7, "start"),
             (px - 8, py + 17, "end"),
         ]
-        self.write(text, [side for side in sides if side[2] == "start" or side[0] - LETTER * len(text) > self.left])
+        sides = [side for side in sides if side[2] == "start" or side[0] - LETTER * len(text) > self.left]
+        self.write(text, sorted(sides, key=lambda side: self._crosses(_text_box(text, *side))))
 
     def line(self, points: Iterable[tuple[float, float]], attributes: str, *, name: str = "") -> None:
-        path = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
+        corners = [(self.x(x), self.y(y)) for x, y in points]
+        self._segments += [(*start, *end) for start, end in itertools.pairwise(corners)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
         said = f"<title>{escape(name)}</title>" if name else ""
         self.add(f'<polyline points="{path}" {attributes}>{said}</polyline>')
+
+    def _crosses(self, box: tuple[float, float, float, float]) -> bool:
+        """Whether a line runs through a box."""
+        return any(_meets(segment, box) for segment in self._segments)
 
     def dot(self, x: float, y: float, radius: float, attributes: str, *, name: str = "") -> None:
         said = f"<title>{escape(name)}</title>" if name else ""
@@ -205,6 +212,27 @@ class Drawing:
         if self._y.text:
             turned = f"translate(16 {middle}) rotate(-90)"
             self.add(f'<text transform="{turned}" text-anchor="middle">{escape(self._y.text)}</text>')
+
+
+def _text_box(text: str, x: float, y: float, anchor: str) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of a text whose line is at `y`."""
+    length = LETTER * len(text)
+    left = {"start": x, "middle": x - length / 2, "end": x - length}[anchor]
+    return left, y - TEXT_HEIGHT + 3, left + length, y + 3
+
+
+def _meets(segment: tuple[float, float, float, float], box: tuple[float, float, float, float]) -> bool:
+    """Whether a part of a straight line lies in a box: the shares of it between each pair of sides overlap."""
+    x0, y0, x1, y1 = segment
+    first, last = 0.0, 1.0
+    for start, way, low, high in ((x0, x1 - x0, box[0], box[2]), (y0, y1 - y0, box[1], box[3])):
+        if way == 0:
+            if not low <= start <= high:
+                return False
+            continue
+        enters, leaves = sorted(((low - start) / way, (high - start) / way))
+        first, last = max(first, enters), min(last, leaves)
+    return first <= last
 
 
 # On a dark page: the ground, the words, and the lines behind what is drawn.

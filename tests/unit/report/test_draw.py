@@ -91,6 +91,20 @@ def test_no_text_of_a_drawing_touches_another_or_is_cut_off(svg: str) -> None:
     assert touching == []
 
 
+def test_the_name_of_a_point_lies_on_no_line_where_there_is_room() -> None:
+    falling = [
+        LoadPoint(x=100.0, y_ms=100.0, label="concurrency 1"),
+        LoadPoint(x=200.0, y_ms=50.0, label="concurrency 8"),
+    ]
+    svg = trade_svg({"TTFT": falling}, x_text="tokens per second", title="t")
+    (end,) = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)">concurrency 8<', svg)
+    (line,) = re.findall(r'<polyline points="([^"]+)"', svg)
+    (x0, y0), (x1, y1) = ([float(value) for value in point.split(",")] for point in line.split())
+    # The line falls to the point from its upper left, where the name goes otherwise.
+    assert (x1 > x0, y1 > y0) == (True, True)
+    assert float(end[1]) > y1 or end[2] == "start"
+
+
 def test_every_roof_keeps_its_name() -> None:
     svg = scatter_svg(
         [ScatterPoint(x=2.0, y=1e12, weight=0.5, group="g", text="t")], roofs=ROOFS, slope=4.8e12, title="t"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.core.units import digits, format_bytes, format_factor, format_ms, format_percent
+from llm_perf_opt.core.units import digits, format_bytes, format_factor, format_ms, format_ms_in_column, format_percent
 from llm_perf_opt.report.render import html
 from llm_perf_opt.report.view.timeline_view import pack
 from tests.support.report_runs import analyze_h200
@@ -154,7 +154,12 @@ def test_packed_events_come_back_as_they_were() -> None:
         (format_percent(0.00002), "< 0.01 %"),
         (format_factor(7.76), "7.8×"),
         (format_factor(1.128), "1.13×"),
-        (format_factor(1234.5), "1,234.5×"),
+        (format_factor(234.5), "234.5×"),
+        (format_factor(5236.3), "5,236×"),
+        (format_ms_in_column(9260.146), "9,260.146 ms"),
+        (format_ms_in_column(-0.0467), "-0.047 ms"),
+        (format_ms_in_column(0.0002), "< 0.001 ms"),
+        (format_ms_in_column(0.0), "0 ms"),
         (digits(1234567.0), "1,234,567"),
         (digits(-0.01234), "-0.0123"),
     ],

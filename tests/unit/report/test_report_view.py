@@ -274,7 +274,7 @@ def test_a_capture_is_called_by_its_file_and_its_bar_is_the_ledger_of_the_steady
         program=Program(framework="torch", engine=None, gpu_name=None, world_size=1, ranks_given=1, traits=("torch",)),
         scopes=(whole, replace(steady, place="the steady state")),
         claims=(),
-        coverage=Coverage(recorded=("kernels",), missing=("python frames",), unrecorded_share=0.25, lost_launches=3),
+        coverage=Coverage(recorded=("kernels",), missing=("Python frames",), unrecorded_share=0.25, lost_launches=3),
     )
     data = replace(found, sources=tuple(paths), diagnosis=diagnosis)
     write_run(tmp_path, stage("nsys", tmp_path, {"analysis_json": ("analysis.json", data)}), config={"analyze": {}})
@@ -296,7 +296,7 @@ def test_a_capture_is_called_by_its_file_and_its_bar_is_the_ledger_of_the_steady
     assert (ledger.title, ledger.paragraphs) == (
         "Time ledger",
         (
-            "Recorded: kernels. Not recorded: python frames.",
+            "Recorded: kernels. Not recorded: Python frames.",
             "Nothing recorded says what happened in 25.0 % of the time judged.",
             "3 launches have no record of the GPU work they started.",
         ),
@@ -306,9 +306,9 @@ def test_a_capture_is_called_by_its_file_and_its_bar_is_the_ledger_of_the_steady
         "the capture: 80.00 ms, under the profiler",
     ]
     assert ledger.tables[0].rows == (
-        ("kernels: GEMM", "4.000", "50.00", "—"),
-        ("CPU launch overhead", "3.000", "37.50", "—"),
-        ("exposed copies: h2d", "1.000", "12.50", "—"),
+        ("kernels: GEMM", "4.000", "50.00"),
+        ("CPU launch overhead", "3.000", "37.50"),
+        ("exposed copies: h2d", "1.000", "12.50"),
     )
 
 

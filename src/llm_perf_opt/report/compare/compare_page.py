@@ -11,7 +11,7 @@ from llm_perf_opt.capture.kernels.names import short_kernel_name
 from llm_perf_opt.capture.window import TimelineWindow
 from llm_perf_opt.comparison.comparison import CompareDocument, MetricComparison
 from llm_perf_opt.comparison.differences import DifferenceWaterfall, StepKind
-from llm_perf_opt.core.units import format_ms
+from llm_perf_opt.core.units import format_ms, format_ms_in_column
 from llm_perf_opt.report.compare.compare_text import (
     FORCED,
     KERNEL_COLUMNS,
@@ -23,6 +23,7 @@ from llm_perf_opt.report.compare.compare_text import (
     metric_notes,
     metric_table,
     row_cells,
+    signed_ms,
     value_notes,
     verdict_words,
 )
@@ -85,6 +86,7 @@ def render_page(found: CompareDocument, timelines: tuple[TimelineWindow | None, 
             tone=TONE.get(found.verdict, "warn"),
             verdict=verdict_words(found),
             title=page_title(found),
+            subject=page_subject(found),
             about=about_rows(found),
             forced=FORCED,
             metrics=interval_bars(found.metrics),
@@ -105,7 +107,12 @@ def render_page(found: CompareDocument, timelines: tuple[TimelineWindow | None, 
 
 def page_title(found: CompareDocument) -> str:
     """What a tab or a subject line needs: the verdict of what."""
-    return f"{verdict_words(found)}: {found.what or found.candidate.name}"
+    return f"{verdict_words(found)}: {page_subject(found)}"
+
+
+def page_subject(found: CompareDocument) -> str:
+    """What was run; of captures, which know their device alone, the two files."""
+    return found.what if found.what and found.base.passes else f"{found.base.name} → {found.candidate.name}"
 
 
 def page_environment() -> Environment:
@@ -152,17 +159,23 @@ def waterfall_bars(found: DifferenceWaterfall) -> WaterfallBars:
         totals.append(totals[-1] + step.difference_ms)
     low, high = min(*totals, 0.0), max(*totals, found.candidate_ms)
     scale = 100 / ((high - low) or 1.0)
+    places = 3 if high < 1000 else 1
 
     def bar(label: str, kind: str, start: float, end: float, added: str, total: float) -> StepBar:
         left = (min(start, end) - low) * scale
         width = abs(end - start) * scale
         return StepBar(
-            label=label, added=added, total=format_ms(total), kind=kind, left=round(left, 2), width=round(width, 2)
+            label=label,
+            added=added,
+            total=format_ms_in_column(total, places=places),
+            kind=kind,
+            left=round(left, 2),
+            width=round(width, 2),
         )
 
     bars = [bar("base", "wall", 0.0, found.base_ms, "", found.base_ms)]
     for step, start, end in zip(found.steps, totals, totals[1:], strict=False):
-        added = ("+" if step.difference_ms > 0 else "") + format_ms(step.difference_ms)
+        added = signed_ms(step.difference_ms, places=places)
         bars.append(bar(step.label, BAR_KIND[step.kind], start, end, added, end))
     bars.append(bar("candidate", "wall", 0.0, found.candidate_ms, "", found.candidate_ms))
     return WaterfallBars(title=found.title, bars=tuple(bars))

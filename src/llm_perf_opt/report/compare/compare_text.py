@@ -7,7 +7,7 @@ from llm_perf_opt.comparison.differences import DifferenceWaterfall, KernelChang
 from llm_perf_opt.comparison.gate import GateResult
 from llm_perf_opt.comparison.statistics import NOT_OBSERVED, OBSERVED
 from llm_perf_opt.core.markdown import code, escape, table
-from llm_perf_opt.core.units import format_ms, format_quantity
+from llm_perf_opt.core.units import count_of, format_ms_in_column, format_quantity
 from llm_perf_opt.system.terminal import terminal_table
 
 KERNELS, ROWS, SETTINGS = 15, 8, 20
@@ -118,7 +118,7 @@ def metric_notes(metrics: Sequence[MetricComparison]) -> list[str]:
     """How the numbers were obtained, once for all that were obtained the same way."""
     found: dict[str, list[str]] = {}
     for row in metrics:
-        how = f"{row.how}; base {_values(row.base.n)}, candidate {_values(row.candidate.n)}"
+        how = f"{row.how}; base {count_of(row.base.n, 'value')}, candidate {count_of(row.candidate.n, 'value')}"
         found.setdefault(how, []).append(row.metric)
     return [f"{', '.join(names)}: {how}" for how, names in found.items()]
 
@@ -132,10 +132,6 @@ def value_notes(metrics: Sequence[MetricComparison]) -> list[str]:
         for row in metrics
         if departs(row)
     ]
-
-
-def _values(count: int) -> str:
-    return "1 value" if count == 1 else f"{count} values"
 
 
 def metric_cells(row: MetricComparison) -> tuple[str, ...]:
@@ -165,8 +161,8 @@ def kernel_cells(row: KernelChange) -> tuple[str, ...]:
     return (
         row.name + renamed,
         counts,
-        format_ms(row.base_ns / 1e6),
-        format_ms(row.candidate_ns / 1e6),
+        format_ms_in_column(row.base_ns / 1e6),
+        format_ms_in_column(row.candidate_ns / 1e6),
         signed_ms(row.difference_ns / 1e6),
         row.verdict,
     )
@@ -174,7 +170,7 @@ def kernel_cells(row: KernelChange) -> tuple[str, ...]:
 
 def row_cells(table_name: str, row: RowChange) -> tuple[str, ...]:
     scale = 1.0 if table_name == "bounds" else 1e6
-    values = ["—" if value is None else format_ms(value / scale) for value in (row.base, row.candidate)]
+    values = ["—" if value is None else format_ms_in_column(value / scale) for value in (row.base, row.candidate)]
     verdict = "measured once" if row.samples == 1 and row.verdict == "inconclusive" else row.verdict
     counts = [f"{count:,}" for count in (row.base_count, row.candidate_count) if count is not None]
     shown = " → ".join(dict.fromkeys(counts)) or "—"
@@ -202,8 +198,8 @@ def percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f} %"
 
 
-def signed_ms(ms: float) -> str:
-    return ("+" if ms > 0 else "") + format_ms(ms)
+def signed_ms(ms: float, *, places: int = 3) -> str:
+    return ("+" if ms > 0 else "") + format_ms_in_column(ms, places=places)
 
 
 def _folded(title: str, body: Sequence[str]) -> list[str]:

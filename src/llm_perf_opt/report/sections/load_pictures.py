@@ -32,7 +32,8 @@ def _latencies(run_dir: Path, number: int, run: LoadRun, levels: int) -> Picture
     good = [record for record in run.records if record.status == "ok"]
     # Evenly thinned, so that a page of many levels stays small.
     good = good[:: max(1, len(good) * levels // MOST_DOTS)]
-    dots = {"end-to-end": [_dot(r, r.latency_s) for r in good], "TTFT": [_dot(r, r.ttft_s) for r in good]}
+    # As in `draw_trade`, so that a latency has one colour on the page.
+    dots = {"TTFT": [_dot(r, r.ttft_s) for r in good], "end-to-end": [_dot(r, r.latency_s) for r in good]}
     name = f"{BENCH}/over_time_{number}.svg"
     text = over_time_svg(dots, title=f"{OVER_TIME}, {run.level.label}")
     write_whole(run_dir / name, text.encode())
@@ -42,7 +43,7 @@ def _latencies(run_dir: Path, number: int, run: LoadRun, levels: int) -> Picture
 
 def _counters(run_dir: Path, number: int, run: LoadRun) -> Picture:
     dots = {
-        shown: [(sample.at_s, sample.values[shown]) for sample in run.counters if shown in sample.values]
+        shown: [(s.at_s, s.values[shown]) for s in run.counters if shown in s.values and s.at_s >= 0]
         for shown in ("running", "waiting")
     }
     name = f"{BENCH}/counters_{number}.svg"
@@ -65,8 +66,8 @@ def draw_trade(run_dir: Path, document: BenchDocument) -> tuple[Section, ...]:
         return ()
     lines = {
         "TTFT, median": _points(levels, "ttft"),
-        "TPOT, median": _points(levels, "tpot"),
         "end-to-end, median": _points(levels, "e2el"),
+        "TPOT, median": _points(levels, "tpot"),
     }
     kept = {name: points for name, points in lines.items() if points}
     text = trade_svg(kept, x_text="output tokens per second", title=TRADE)

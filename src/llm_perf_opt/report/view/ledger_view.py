@@ -35,7 +35,9 @@ def ledger_section(diagnosis: Diagnosis | None, *, source: str | None = None) ->
 def _ledger_table(scope: ScopeRecord, source: str | None) -> SectionTable:
     cells = sorted(scope.cells, key=lambda cell: (-cell.time_ns, cell.id))
     owners = [_owner(cell) for cell in cells]
-    columns = ("part", "ms", f"% of {scope.place}", "count", *(("mostly in",) if any(owners) else ()))
+    is_counted = any(cell.count for cell in cells)
+    more = (*(("count",) if is_counted else ()), *(("mostly in",) if any(owners) else ()))
+    columns = ("part", "ms", f"% of {scope.place}", *more)
     clean = "measured without a profiler" if scope.clean else "under the profiler"
     several = f", added up over {scope.processes} processes" if scope.processes > 1 else ""
     return SectionTable(
@@ -46,7 +48,7 @@ def _ledger_table(scope: ScopeRecord, source: str | None) -> SectionTable:
                 part_name(cell.id),
                 cell.time_ns / 1e6,
                 100.0 * cell.time_ns / scope.wall_ns,
-                cell.count or None,
+                *((cell.count or None,) if is_counted else ()),
                 *((owner,) if any(owners) else ()),
             )
             for cell, owner in zip(cells, owners, strict=True)

@@ -258,4 +258,4 @@ def _utilisation(
     if spread is not None:
         low, high = (formula(work.value, time, peak[0]) for time in (spread.p90, spread.p10))
         spread = Spread(p10=low, p90=high, n=spread.n)
-    return Known(value=value, unit="share", how=f"of the {peak[1]}, in the clean time", source=source, spread=spread)
+    return Known(value=value, unit="share", how=f"of the {peak[1]}, in the clean pass", source=source, spread=spread)
