@@ -7,6 +7,7 @@ PLURALS = {
     "launch": "launches",
     "batch": "batches",
     "copy": "copies",
+    "fix": "fixes",
     "flush": "flushes",
     "process": "processes",
     "query": "queries",

@@ -107,7 +107,9 @@ def in_words(
     unit = UNITS[objective]
     if len(path) < 2 or gain is None:
         if not tried:
-            why = f"each of {left_out} fixes has its reason below" if left_out else "no finding names a fix"
+            why = (
+                f"the reason for each of {count_of(left_out, 'fix')} is below" if left_out else "no finding names a fix"
+            )
             return f"Nothing was tried: {why}."
         if over_limit:
             kept_out = f"{', '.join(over_limit)} broke a limit"

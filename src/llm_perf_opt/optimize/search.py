@@ -154,5 +154,5 @@ class ExperimentSearch:
     def _too_long(self, candidate: TrialSet, left_s: float) -> str | None:
         least_s = candidate.cost_s - self.plan.costs.spare_s
         if least_s > left_s:
-            return f"about {least_s:.0f} s at least, and {max(left_s, 0.0):.0f} s of the budget are left"
+            return f"needs at least {least_s:.0f} s, and {max(left_s, 0.0):.0f} s of the budget are left"
         return None

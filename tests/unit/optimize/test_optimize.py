@@ -496,7 +496,7 @@ def test_the_way_from_start_to_best_goes_through_what_each_was_measured_beside()
     }
     assert why == {
         0: "Nothing was tried: no finding names a fix.",
-        9: "Nothing was tried: each of 9 fixes has its reason below.",
+        9: "Nothing was tried: the reason for each of 9 fixes is below.",
     }
 
 

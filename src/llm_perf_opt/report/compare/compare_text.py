@@ -199,7 +199,7 @@ def percent(ratio: float) -> str:
 
 
 def signed_ms(ms: float, *, places: int = 3) -> str:
-    return ("+" if ms > 0 else "") + format_ms_in_column(ms, places=places)
+    return f"{ms:+,.{places}f} ms" if ms else "0 ms"
 
 
 def _folded(title: str, body: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from llm_perf_opt.diagnosis.evidence import runs_on
 from llm_perf_opt.diagnosis.facts import Known, Unknown
 from llm_perf_opt.diagnosis.host_scope import UNSAMPLED
 from llm_perf_opt.diagnosis.kernels_alone import BOUNDS, time_by_bound, times_under_ncu
-from llm_perf_opt.diagnosis.ledger import NOT_RECORDED, cell_name
+from llm_perf_opt.diagnosis.ledger import NOT_RECORDED, OPERATORS, cell_name
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.ledger_view import scope_name
 from llm_perf_opt.report.view.shown import Cell, Shown, Tile, TimePart, TimeSplit, share, show
@@ -114,7 +114,7 @@ def captured_split(diagnosis: Diagnosis) -> TimeSplit | None:
 
 def kind_of_cell(cell: str) -> str:
     """The colour of a cell: work, idle time, or time nothing is known of."""
-    if cell.startswith(("gpu.compute", "gpu.communication", "host.work")):
+    if cell.startswith(("gpu.compute", "gpu.communication", "host.work", OPERATORS)):
         return "work"
     return "unexplained" if cell in (*NOT_RECORDED, UNSAMPLED) else "idle"
 
