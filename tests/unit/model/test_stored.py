@@ -13,6 +13,7 @@ from llm_perf_opt.model.static.config_json import read_config_json
 from llm_perf_opt.model.static.quantised import read_quantised, stored_weights
 from llm_perf_opt.model.static.stored import ModuleRule, parse_rule
 from tests.support.fixtures_dir import REPO
+from tests.support.static_cases import preset_geometry
 
 PUBLISHED = json.loads((REPO / "tests" / "data" / "published_models.json").read_text())
 BLOCK_FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -27,18 +28,63 @@ def stored_bytes(geometry: dict[str, Any], formats: dict[str, Any]) -> float:
     return found.total_bytes
 
 
-@pytest.mark.parametrize(
-    ("model", "formats", "published"),
-    [
-        # total_size of model.safetensors.index.json: github.com/kvcache-ai/sglang_awq (DeepSeek-V3 in AWQ).
-        ("DeepSeek-R1", {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True}, 364_589_799_936),
-        # Sizes of the safetensors files: openai/gpt-oss model cards (13.76 and 65.25 GB).
-        ("gpt-oss-20b", {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}, 13.76e9),
-        ("gpt-oss-120b", {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}, 65.25e9),
-    ],
-)
-def test_published_checkpoints_are_met_to_half_a_percent(model: str, formats: dict[str, Any], published: float) -> None:
-    assert stored_bytes(PUBLISHED[model], formats) == pytest.approx(published, rel=0.005)
+# Each with its source; `beyond`: bytes of what the checkpoint holds and the text model does not. {layer}: every layer.
+CHECKPOINTS: list[dict[str, Any]] = json.loads((REPO / "tests" / "data" / "published_checkpoints.json").read_text())
+# Families without a closed form: transformers builds them, which takes seconds.
+COUNTED = ("deepseek_v4",)
+
+
+def geometry_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    if "preset" in checkpoint:
+        return preset_geometry(f"causal_lm/arch/{checkpoint['preset']}")
+    found: dict[str, Any] = checkpoint.get("geometry") or PUBLISHED[checkpoint["model"]]
+    return found
+
+
+def in_every_layer(formats: dict[str, Any], layers: int) -> dict[str, Any]:
+    """The configuration with names of every layer written out, as checkpoints have them."""
+
+    def names(listed: list[str]) -> list[str]:
+        return [name.replace("{layer}", str(i)) for name in listed for i in range(layers if "{layer}" in name else 1)]
+
+    found = {
+        key: names(value) if key in ("ignore", "modules_to_not_convert") else value for key, value in formats.items()
+    }
+    if "quantized_layers" in formats:
+        found["quantized_layers"] = {n: how for key, how in formats["quantized_layers"].items() for n in names([key])}
+    return found
+
+
+def is_counted(checkpoint: dict[str, Any]) -> bool:
+    return str(geometry_of(checkpoint)["model_type"]) in COUNTED
+
+
+@pytest.mark.parametrize("checkpoint", [c for c in CHECKPOINTS if not is_counted(c)], ids=lambda c: c["name"])
+def test_published_checkpoints_are_met_to_half_a_percent(checkpoint: dict[str, Any]) -> None:
+    geometry = geometry_of(checkpoint)
+    formats = in_every_layer(checkpoint["quantization_config"], geometry["num_hidden_layers"])
+    beyond = sum(checkpoint.get("beyond", {}).values())
+    assert stored_bytes(geometry, formats) + beyond == pytest.approx(checkpoint["bytes"], rel=0.005)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("checkpoint", [c for c in CHECKPOINTS if is_counted(c)], ids=lambda c: c["name"])
+def test_published_checkpoints_of_counted_families_are_met_too(
+    checkpoint: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    geometry = geometry_of(checkpoint)
+    formats = in_every_layer(checkpoint["quantization_config"], geometry["num_hidden_layers"])
+    (tmp_path / "config.json").write_text(json.dumps({**geometry, "quantization_config": formats}))
+    assert main(["predict", f"model.path={tmp_path}", "hardware=b200", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["predictions"]
+    beyond = sum(checkpoint.get("beyond", {}).values())
+    assert found["memory"]["weights_bytes"] + beyond == pytest.approx(checkpoint["bytes"], rel=0.005)
+
+
+def test_twenty_checkpoints_of_all_formats_were_compared() -> None:
+    methods = [c["quantization_config"]["quant_method"] for c in CHECKPOINTS]
+    assert len(CHECKPOINTS) >= 20
+    assert {"gptq", "awq", "mxfp4", "fp8", "modelopt", "compressed-tensors"} == set(methods)
 
 
 LLAMA = PUBLISHED["Llama-3.1-405B"]
@@ -114,6 +160,9 @@ def test_mixed_checkpoints_take_the_format_of_each_module() -> None:
     ("name", "rule"),
     [
         ("lm_head", None),
+        ("mtp.layers.0*", None),
+        ("model.visual.blocks.0.attn.qkv", None),
+        ("model.language_model.layers.3.linear_attn.in_proj_b", None),
         ("model.layers.3.mlp.gate", None),
         ("model.layers.3.input_layernorm", None),
         ("model.layers.1.self_attn.indexer.k_norm", None),

@@ -82,7 +82,7 @@ def prefill_phase(
 ) -> Phase:
     """A prompt into an empty cache; logits of the last position only. `views` are the images of all sequences."""
     step = Step(batch=batch, new=prompt, past=0)
-    groups = _decoder_work(model.decoder, step, dtypes, mla_mode)
+    groups = _decoder_work(model, step, dtypes, mla_mode)
     if model.images is not None:
         groups |= model.images.work(views, dtypes)
     return Phase(step=step, groups=groups)
@@ -93,12 +93,12 @@ def decode_phase(
 ) -> Phase:
     """One more token for each sequence, with `context` tokens in the cache before it."""
     step = Step(batch=batch, new=1, past=context)
-    return Phase(step=step, groups=_decoder_work(model.decoder, step, dtypes, mla_mode))
+    return Phase(step=step, groups=_decoder_work(model, step, dtypes, mla_mode))
 
 
 def forward_phase(model: Model, step: Step, dtypes: Dtypes, mla_mode: MlaMode = DEFAULT_MLA_MODE) -> Phase:
     """Any forward of text: a piece of a prompt behind what the cache holds, or a token for each sequence."""
-    return Phase(step=step, groups=_decoder_work(model.decoder, step, dtypes, mla_mode))
+    return Phase(step=step, groups=_decoder_work(model, step, dtypes, mla_mode))
 
 
 def kv_bytes_per_token(model: Model, dtypes: Dtypes, mla_mode: MlaMode = DEFAULT_MLA_MODE) -> float:
@@ -170,7 +170,8 @@ def _idle_params(layer: Layer, hidden: int) -> int:
     return (block.experts - block.top_k) * expert_params(block, hidden) if isinstance(block, Moe) else 0
 
 
-def _decoder_work(decoder: Decoder, step: Step, dtypes: Dtypes, mla_mode: MlaMode) -> dict[str, Work]:
+def _decoder_work(model: Model, step: Step, dtypes: Dtypes, mla_mode: MlaMode) -> dict[str, Work]:
+    decoder, is_head_quantised = model.decoder, model.stored is not None and model.stored.is_head_quantised
     hidden, rows = decoder.hidden, step.rows
     size = dtypes.compute_bytes
     norm = Work(weight_bytes=decoder.norm_elements * size, activation_bytes=2 * rows * hidden * size)
@@ -188,5 +189,7 @@ def _decoder_work(decoder: Decoder, step: Step, dtypes: Dtypes, mla_mode: MlaMod
             parts["mlp"] = dense_work(block, hidden, rows, dtypes)
         for name, work in parts.items():
             groups[name] = groups.get(name, Work()) + work.times(count)
-    groups["lm_head"] = linear(step.batch, hidden, decoder.vocab, dtypes, bias=decoder.head_bias, is_quantised=False)
+    groups["lm_head"] = linear(
+        step.batch, hidden, decoder.vocab, dtypes, bias=decoder.head_bias, is_quantised=is_head_quantised
+    )
     return groups

@@ -199,11 +199,16 @@ def read_config_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ParseError(f"{file}: not found; give the folder of a model that holds a config.json") from error
     beside = file.with_name(MODELOPT_FILE)
-    if file.name == "config.json" and "quantization_config" not in data and beside.is_file():
+    own = data.get("quantization_config")
+    if file.name == "config.json" and beside.is_file() and (own is None or isinstance(own, Mapping)):
         formats = _read_object(beside).get("quantization")
         if not isinstance(formats, Mapping):
             raise ParseError(f"{beside}: quantization: not a mapping (got {formats!r})")
-        data["quantization_config"] = {**formats, "quant_method": "modelopt"}
+        if own is None:
+            data["quantization_config"] = {**formats, "quant_method": "modelopt"}
+        elif own.get("quant_method") == "modelopt" and "kv_cache_scheme" not in own:
+            # Some exports name the format of the cache in this file alone.
+            data["quantization_config"] = {"kv_cache_quant_algo": formats.get("kv_cache_quant_algo"), **own}
     return data
 
 

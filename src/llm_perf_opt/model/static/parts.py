@@ -205,10 +205,14 @@ class ImageSide(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StoredWeights:
-    """Bytes of a checkpoint as it is stored, scales included, and of the routed experts among them."""
+    """Bytes of a checkpoint as it is stored, scales included, and of the routed experts among them.
+
+    `is_head_quantised`: lm_head is in the format of the layers' matrices.
+    """
 
     total_bytes: float
     experts_bytes: float
+    is_head_quantised: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

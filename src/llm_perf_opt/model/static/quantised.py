@@ -1,8 +1,8 @@
 """Which number formats a quantised checkpoint holds, from the `quantization_config` of its config.json.
 
 Times take one format for the matrices and one for attention, because that is where whole models differ; what memory
-holds is counted matrix by matrix (`stored`), scales and zero points included. Embeddings, norms, routers and lm_head
-are taken as left alone, which all methods here do by default.
+holds is counted matrix by matrix (`stored`), scales and zero points included. Embeddings, norms and routers are taken
+as left alone, which all methods here do by default; so is lm_head, unless it is named among what is quantised.
 """
 
 import re
@@ -19,6 +19,8 @@ from llm_perf_opt.model.static.stored import (
     EXPERTS,
     Stored,
     grouped_bytes,
+    has_experts_apart,
+    is_head,
     matrices_bytes,
     parse_rule,
     parse_rules,
@@ -51,7 +53,12 @@ def stored_weights(model: Model, quantised: Quantised, *, wide_bytes: float) -> 
         return None
     inside, experts, elements = matrices_bytes(model.decoder, quantised.stored, wide=wide_bytes)
     rest = count_parameters(model).total - elements
-    return StoredWeights(total_bytes=inside + rest * wide_bytes, experts_bytes=experts)
+    decoder, size = model.decoder, quantised.stored.head_bytes
+    is_narrow = size is not None and not decoder.is_tied
+    narrowed = decoder.vocab * decoder.hidden * (wide_bytes - size) if size is not None and is_narrow else 0.0
+    return StoredWeights(
+        total_bytes=inside + rest * wide_bytes - narrowed, experts_bytes=experts, is_head_quantised=is_narrow
+    )
 
 
 def read_quantised(data: Mapping[str, Any], *, where: str) -> Quantised | None:
@@ -74,20 +81,27 @@ def read_quantised(data: Mapping[str, Any], *, where: str) -> Quantised | None:
         has_wide_attention=_leaves_attention(config, layers if isinstance(layers, int) else None),
         attention=_attention_format(config, weight),
         kv=_cache_format(config),
-        stored=_stored(config, weight, expert_dtype=data.get("expert_dtype")),
+        stored=_stored(
+            config, weight, expert_dtype=data.get("expert_dtype"), apart=has_experts_apart(data.get("model_type"))
+        ),
     )
 
 
-def _stored(config: Mapping[str, Any], weight: str, *, expert_dtype: Any) -> Stored:
+def _stored(config: Mapping[str, Any], weight: str, *, expert_dtype: Any, apart: bool) -> Stored:
     """The format of each matrix: the method's, except for modules left alone and those with their own format."""
-    left = parse_rules(str(name) for key in _LEFT_ALONE for name in _list(config.get(key)))
+    left = parse_rules(
+        (str(name) for key in _LEFT_ALONE for name in _list(config.get(key))),
+        experts_apart=apart,
+        is_exact=_names_are_exact(config),
+    )
     layers = config.get("quantized_layers")
     if isinstance(layers, Mapping):
-        named = [
-            (rule, _algorithm_bytes(str(how.get("quant_algo")), how.get("group_size")))
+        sizes = {
+            str(name): _algorithm_bytes(str(how.get("quant_algo")), how.get("group_size"))
             for name, how in layers.items()
-            if isinstance(how, Mapping) and (rule := parse_rule(str(name))) is not None
-        ]
+            if isinstance(how, Mapping)
+        }
+        named = [(rule, size) for name, size in sizes.items() for rule in parse_rules([name], experts_apart=apart)]
         # Experts narrowed in a checkpoint of another format: what is ignored keeps that one.
         is_whole = str(config.get("quant_method")) == "fp8"
         return Stored(
@@ -95,24 +109,32 @@ def _stored(config: Mapping[str, Any], weight: str, *, expert_dtype: Any) -> Sto
             left=() if is_whole else left,
             named=tuple(dict.fromkeys(named)),
             is_named_only=not is_whole,
+            head_bytes=next((size for name, size in sizes.items() if is_head(name)), None),
         )
     parts = {EXPERTS: ELEMENT_BYTES["mxfp4"]} if expert_dtype == "fp4" else {}
     targets = _targets(config)
-    named_groups = []
+    named_groups, head = [], None
     groups = config.get("config_groups")
     for group in groups.values() if isinstance(groups, Mapping) else ():
         scheme = group.get("weights") if isinstance(group, Mapping) else None
         if isinstance(scheme, Mapping):
             size = _scheme_bytes(scheme)
             own = [str(target) for target in _list(group.get("targets")) if str(target) != "Linear"]
-            named_groups += [(rule, size) for rule in parse_rules(own)]
+            named_groups += [(rule, size) for rule in parse_rules(own, experts_apart=apart)]
+            head = size if any(map(is_head, own)) else head
     return Stored(
         element_bytes=_element_bytes(config, weight),
         left=left,
         named=tuple(named_groups),
         is_named_only=bool(targets) and "Linear" not in targets and bool(named_groups),
         parts=parts,
+        head_bytes=head,
     )
+
+
+def _names_are_exact(config: Mapping[str, Any]) -> bool:
+    """Whether what is ignored is named matrix by matrix, so that the name of a block means nothing."""
+    return str(config.get("quant_method")) == "compressed-tensors"
 
 
 def _element_bytes(config: Mapping[str, Any], weight: str) -> float:
@@ -295,6 +317,8 @@ def _leaves_attention(config: Mapping[str, Any], layers: int | None) -> bool:
     if targets and all("mlp" in t or "expert" in t for t in targets):
         return True
     named = [str(name) for key in _LEFT_ALONE for name in _list(config.get(key))]
+    if _names_are_exact(config):
+        named = [name for name in named if parse_rule(name, is_exact=True) is not None]
     left = [name for name in named if "attn" in name and not _ELSEWHERE.search(name)]
     if any(not _LAYER.search(name) for name in left):
         return True

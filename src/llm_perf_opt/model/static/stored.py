@@ -32,7 +32,14 @@ _PART = (
     (MLP, re.compile(r"mlp|ffn|feed_forward|block_sparse_moe|mixer\.(?:up|down|gate)_proj")),
 )
 # Modules that are not matrices of a layer's products: they are in no format of their own.
-_APART = re.compile(r"norm|conv1d|router|gate(?:\.weight|\.e_score\w*)?\*?$|shared_expert_gate|bias$|sinks$|indexer")
+_APART = re.compile(
+    r"norm|conv1d|router|in_proj_(?:a|b|ba)$|gate(?:\.weight|\.e_score\w*)?\*?$|shared_expert_gate|bias$|sinks$|indexer"
+)
+# Modules that hold layers of their own: of images, of sound, and of the next tokens that a draft predicts.
+_ELSEWHERE = re.compile(r"(?:^|[.*\\])(?:mtp|visual|vision_\w+|audio_\w+)(?:[.*\\]|$)")
+_HEAD = re.compile(r"(?:^|\.)lm_head$")
+# Families whose experts lie alongside the block that is named mlp, not inside it.
+_EXPERTS_APART = ("gemma4",)
 _PROJECTION = re.compile(r"([a-z]+(?:_[a-z0-9]+)*)(?:\.weight)?\*?$")
 # Projections in one matrix, by the names of those that make them up.
 _FUSED = {
@@ -71,13 +78,17 @@ class ModuleRule:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """Formats of a checkpoint. `element_bytes` of a matrix that nothing names; `left` alone; `named` with their own."""
+    """Formats of a checkpoint. `element_bytes` of a matrix that nothing names; `left` alone; `named` with their own.
+
+    `head_bytes`: of an element of lm_head, where it is quantised by name.
+    """
 
     element_bytes: float
     left: tuple[ModuleRule, ...] = ()
     named: tuple[tuple[ModuleRule, float], ...] = ()
     is_named_only: bool = False
     parts: Mapping[str, float] = field(default_factory=dict)
+    head_bytes: float | None = None
 
     def bytes_of(self, layer: int, part: str, projection: str | None, *, wide: float) -> float:
         """Of one element; `wide`: of one that is not quantised."""
@@ -89,9 +100,25 @@ class Stored:
         return wide if self.is_named_only else self.parts.get(part, self.element_bytes)
 
 
-def parse_rule(name: str) -> ModuleRule | None:
-    """A module name, wildcard or regular expression; None: it covers no matrix of a layer's products."""
+def is_head(name: str) -> bool:
+    """Whether a module name is that of the language model's output projection."""
+    return _HEAD.search(name) is not None
+
+
+def has_experts_apart(model_type: Any) -> bool:
+    """Whether the family's experts are not inside the block that is named mlp."""
+    return str(model_type).startswith(_EXPERTS_APART)
+
+
+def parse_rule(name: str, *, experts_apart: bool = False, is_exact: bool = False) -> ModuleRule | None:
+    """A module name, wildcard or regular expression; None: it covers no matrix of a layer's products.
+
+    `experts_apart`: the block that is named mlp does not hold the experts. `is_exact`: a plain name is that of one
+    matrix, and the name of a block that holds matrices covers none of them.
+    """
     text = name.removeprefix("re:")
+    if _ELSEWHERE.search(text):
+        return None
     found = _LAYER.search(text)
     layer, rest, is_prefix = None, text, False
     if found is not None:
@@ -105,10 +132,12 @@ def parse_rule(name: str) -> ModuleRule | None:
     if part is None:
         return None
     projections = _projections(rest)
+    if is_exact and not projections and not re.search(r"^re:|\*", name):
+        return None
     parts = {part}
     if part == MLP and not projections and not re.search(r"\(", rest):
-        # The whole block, with the experts that are inside it.
-        parts |= {EXPERTS, SHARED}
+        # The whole block, with the experts that are inside it; a dense block alongside experts counts as shared.
+        parts |= {SHARED} if experts_apart else {EXPERTS, SHARED}
     return ModuleRule(layer=layer, is_prefix=is_prefix, parts=frozenset(parts), projections=projections)
 
 
@@ -120,8 +149,9 @@ def _projections(rest: str) -> frozenset[str]:
     return frozenset(_FUSED.get(name, (name,)))
 
 
-def parse_rules(names: Iterable[Any]) -> tuple[ModuleRule, ...]:
-    return tuple(dict.fromkeys(rule for name in names if (rule := parse_rule(str(name))) is not None))
+def parse_rules(names: Iterable[Any], *, experts_apart: bool = False, is_exact: bool = False) -> tuple[ModuleRule, ...]:
+    found = (parse_rule(str(name), experts_apart=experts_apart, is_exact=is_exact) for name in names)
+    return tuple(dict.fromkeys(rule for rule in found if rule is not None))
 
 
 def grouped_bytes(bits: int, group: int | None, *, has_zeros: bool) -> float:
@@ -196,7 +226,9 @@ def _matrices(layer: Layer, hidden: int) -> list[tuple[str, str, float]]:
 
 def tensor_bytes(name: str, elements: int, dimensions: int, stored: Stored, *, wide: float) -> float:
     """Bytes of a tensor by its name in the model that transformers builds."""
-    found = _LAYER.search(name)
+    found = None if _ELSEWHERE.search(name) else _LAYER.search(name)
+    if is_head(name.removesuffix(".weight")) and stored.head_bytes is not None:
+        return elements * stored.head_bytes
     if found is None or dimensions < 2 or _APART.search(name.removesuffix(".weight")):
         return elements * wide
     part = next((part for part, pattern in _PART if pattern.search(found[2])), None)
