@@ -611,3 +611,129 @@ def test_a_state_takes_the_same_memory_at_every_context() -> None:
     # Four layers of 8 heads × 16 × 32 elements, and a convolution over 128 + 2 · 2 · 32 channels of 4.
     assert kv_bytes(model, 10, BF16) == kv_bytes(model, 10_000, BF16) == 2 * 4 * (8 * 16 * 32 + 256 * 4)
     assert kv_bytes_per_token(model, BF16) == 0
+
+
+# Layers of Llama-3.3-Nemotron-Super-49B by their width over Llama's: 49 with attention, 31 without.
+NAS_WIDTHS = {5.25: 49, 1.3125: 10, 1.0: 8, 2.625: 6, 0.5: 6, 3.28125: 1}
+NAS_BLOCKS = [
+    {"attention": {"no_op": i >= 49, "n_heads_in_group": 8}, "ffn": {"no_op": False, "ffn_mult": width}}
+    for i, width in enumerate(width for width, count in NAS_WIDTHS.items() for _ in range(count))
+]
+
+
+@pytest.mark.parametrize(
+    ("geometry", "parameters"),
+    [
+        # Counted by transformers too: NVIDIA-Nemotron-3-Super-120B-A12B, whose experts work on a latent.
+        (
+            {
+                "model_type": "nemotron_h",
+                "vocab_size": 131072,
+                "hidden_size": 4096,
+                "intermediate_size": 2688,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 2,
+                "head_dim": 128,
+                "mamba_num_heads": 128,
+                "mamba_head_dim": 64,
+                "ssm_state_size": 128,
+                "n_groups": 8,
+                "conv_kernel": 4,
+                "use_conv_bias": True,
+                "n_routed_experts": 512,
+                "num_experts_per_tok": 22,
+                "moe_intermediate_size": 2688,
+                "moe_latent_size": 1024,
+                "moe_shared_expert_intermediate_size": 5376,
+                "n_shared_experts": 1,
+                "hybrid_override_pattern": "MEMEMEM*" + "EMEMEMEM*" * 2 + "EMEMEMEMEM*" * 4 + "EMEMEMEM*" + "EMEMEMEME",
+                "num_hidden_layers": 88,
+                "tie_word_embeddings": False,
+            },
+            120_668_687_360,
+        ),
+        # Published as 49.9 B.
+        (
+            {
+                "model_type": "nemotron-nas",
+                "vocab_size": 128256,
+                "hidden_size": 8192,
+                "num_attention_heads": 64,
+                "num_hidden_layers": 80,
+                "block_configs": NAS_BLOCKS,
+                "tie_word_embeddings": False,
+            },
+            49_867_145_216,
+        ),
+        # Published as 196 B.
+        (
+            {
+                "model_type": "step3p7",
+                "num_hidden_layers": 45,
+                "hidden_size": 4096,
+                "num_attention_heads": 64,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "vocab_size": 128896,
+                "intermediate_size": 11264,
+                "sliding_window": 512,
+                "first_k_dense_replace": 3,
+                "num_experts": 288,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 1280,
+                "share_expert_dim": 1280,
+            },
+            None,
+        ),
+    ],
+    ids=["Nemotron-3-Super", "Nemotron-Super-49B", "Step-3.7-Flash"],
+)
+def test_parameters_of_published_models_are_met(geometry: dict[str, Any], parameters: int | None) -> None:
+    found = count_parameters(read_text_model(geometry, where="config.json")).total
+    assert found == (pytest.approx(196e9, rel=0.01) if parameters is None else parameters)
+
+
+def test_mimo_without_its_patterns_has_those_of_transformers() -> None:
+    sizes = {
+        "model_type": "mimo_v2_flash",
+        "num_hidden_layers": 48,
+        "hidden_size": 4096,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 4,
+        "swa_num_key_value_heads": 8,
+        "head_dim": 192,
+        "v_head_dim": 128,
+        "intermediate_size": 16384,
+        "vocab_size": 152576,
+        "sliding_window": 128,
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "tie_word_embeddings": False,
+    }
+    named = {
+        **sizes,
+        "hybrid_layer_pattern": [0, *(int((i + 1) % 6 != 0) for i in range(1, 48))],
+        "moe_layer_freq": [0] + [1] * 47,
+    }
+    assert read_text_model(sizes, where="a").decoder == read_text_model(named, where="b").decoder
+
+
+def test_a_text_part_without_a_type_has_that_of_its_wrapper() -> None:
+    text = {
+        "hidden_size": 64,
+        "intermediate_size": 32,
+        "dense_intermediate_size": 128,
+        "shared_intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 100,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_layer_freq": [0, 1],
+    }
+    wrapped = {"model_type": "minimax_m3_vl", "text_config": text}
+    alone = {"model_type": "minimax_m3", **text}
+    assert read_text_model(wrapped, where="a").decoder.blocks == read_text_model(alone, where="b").decoder.blocks

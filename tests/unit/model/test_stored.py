@@ -161,6 +161,7 @@ def test_mixed_checkpoints_take_the_format_of_each_module() -> None:
     [
         ("lm_head", None),
         ("mtp.layers.0*", None),
+        ("patch_merge_mlp", None),
         ("model.visual.blocks.0.attn.qkv", None),
         ("model.language_model.layers.3.linear_attn.in_proj_b", None),
         ("model.layers.3.mlp.gate", None),

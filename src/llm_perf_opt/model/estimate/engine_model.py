@@ -330,7 +330,8 @@ class _Clock:
             widths += engine.passes_rotary * hidden / tp
         bytes_per_s = self.rates.ceilings.bytes_per_s
         if isinstance(block, Moe):
-            moved = rows * self.layout.sharing * block.top_k * (engine.routed_passes * hidden + 5 * block.width) * size
+            each = engine.routed_passes * block.routed_hidden(hidden) + 5 * block.width
+            moved = rows * self.layout.sharing * block.top_k * each * size
             fixed += engine.routed_us + 1e6 * moved / self.layout.experts_split / (bytes_per_s * engine.routed_share)
         else:
             widths += engine.passes_inner * block.width / tp
@@ -372,4 +373,5 @@ def without_shared(moe: Moe) -> Moe:
         is_router_float32=moe.is_router_float32,
         is_gated=moe.is_gated,
         router_extra=moe.router_extra,
+        latent=moe.latent,
     )

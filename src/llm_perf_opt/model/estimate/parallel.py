@@ -76,7 +76,8 @@ class Wire:
         block = layer.feed_forward
         if layout.ep > 1 and isinstance(block, Moe):
             # A row goes once to each device that holds one of its experts.
-            sent = size / layout.tp * expected_experts(layout.ep, 1, block.top_k)
+            routed = rows * block.routed_hidden(hidden) * element_bytes
+            sent = routed / layout.tp * expected_experts(layout.ep, 1, block.top_k)
             return once + 2 * self.all_to_all_us(sent, layout.ep)
         return 2 * once
 

@@ -188,7 +188,7 @@ def read_nemotron_h(f: Fields, model_type: str) -> Decoder:
         ),
     }
     if f.has("n_routed_experts"):
-        blocks["moe"] = Layer(attention=NO_MIXER, feed_forward=_nemotron_experts(f, model_type), norms=1)
+        blocks["moe"] = Layer(attention=NO_MIXER, feed_forward=_nemotron_experts(f), norms=1)
     named = f.texts("layers_block_type") or tuple(f.text("hybrid_override_pattern"))
     kinds = [_PATTERN.get(name, name) for name in named]
     odd = sorted(set(kinds) - set(blocks))
@@ -200,13 +200,8 @@ def read_nemotron_h(f: Fields, model_type: str) -> Decoder:
     return build_decoder(f, model_type, [blocks[kind] for kind in kinds], tied=False)
 
 
-def _nemotron_experts(f: Fields, model_type: str) -> Moe:
-    """Plain blocks of two matrices, and one for every token."""
-    if f.has("moe_latent_size"):
-        raise NotInClosedForm(
-            f"{f.where}: moe_latent_size: experts on a latent are not known to the closed form",
-            what=f"{model_type} with moe_latent_size",
-        )
+def _nemotron_experts(f: Fields) -> Moe:
+    """Plain blocks of two matrices, in the larger models on a latent, and one for every token."""
     shared = f.count("n_shared_experts", 1)
     return Moe(
         experts=f.integer("n_routed_experts"),
@@ -215,7 +210,44 @@ def _nemotron_experts(f: Fields, model_type: str) -> Moe:
         shared_width=f.integer("moe_shared_expert_intermediate_size") if shared else 0,
         is_router_float32=True,
         is_gated=False,
+        latent=f.integer("moe_latent_size", None),
     )
+
+
+def read_nemotron_nas(f: Fields, model_type: str) -> Decoder:
+    """Llama's layers with a width and a number of key heads each, some of them without attention or without a block."""
+    heads, hidden = f.integer("num_attention_heads"), f.integer("hidden_size")
+    bias = f.boolean("attention_bias", False)
+    layers = []
+    for block in f.sections("block_configs"):
+        attention, feed = block.section("attention"), block.section("ffn")
+        if attention.boolean("replace_with_linear", False) or feed.boolean("replace_with_linear", False):
+            raise NotInClosedForm(
+                f"{block.where}: replace_with_linear: not known to the closed form",
+                what=f"{model_type} with replace_with_linear",
+            )
+        has_attention, has_block = not attention.boolean("no_op", False), not feed.boolean("no_op", False)
+        layers.append(
+            Layer(
+                attention=GroupedAttention(
+                    heads=heads,
+                    kv_heads=heads // attention.integer("n_heads_in_group"),
+                    head_dim=hidden // heads,
+                    window=attention.nullable_integer("window_length", None),
+                    qkv_bias=bias,
+                    out_bias=bias,
+                )
+                if has_attention
+                else NO_MIXER,
+                feed_forward=DenseMlp(
+                    # As wide as Llama's of that multiple, in steps of 256.
+                    width=-(-int(2 * feed.number("ffn_mult", 1.0) * hidden / 3) // 256) * 256 if has_block else 0,
+                    bias=f.boolean("mlp_bias", False),
+                ),
+                norms=int(has_attention) + int(has_block),
+            )
+        )
+    return build_decoder(f, model_type, layers, tied=False)
 
 
 def read_qwen3_next(f: Fields, model_type: str) -> Decoder:
@@ -267,14 +299,16 @@ def read_kimi_linear(f: Fields, model_type: str) -> Decoder:
         else (sizes.integer("head_dim"), sizes.integer("num_heads"), sizes.integer("short_conv_kernel_size", 4))
     )
     width = heads * head_dim
+    # Kimi-K3 gates by a whole matrix, Kimi-Linear by one of lower rank.
+    is_whole = sizes is not None and sizes.boolean("use_full_rank_gate", False)
     mixer = StateMixer(
         # Queries, keys, values; a step for each head; the lower ranks of decay and gate.
-        in_width=3 * width + heads + 2 * head_dim,
+        in_width=3 * width + heads + head_dim + (width if is_whole else head_dim),
         out_width=width,
         conv_channels=3 * width,
         conv_kernel=kernel,
         state_elements=width * head_dim,
-        inner_elements=2 * head_dim * width,
+        inner_elements=(1 if is_whole else 2) * head_dim * width,
         # A norm of one head's width, the decay's bias for each channel, a decay for each head.
         other_params=head_dim + width + heads,
     )
@@ -286,6 +320,7 @@ def read_kimi_linear(f: Fields, model_type: str) -> Decoder:
         rope_dim=f.integer("qk_rope_head_dim"),
         v_dim=f.integer("v_head_dim"),
         bias=f.boolean("attention_bias", False),
+        has_gate=f.boolean("mla_use_output_gate", False),
     )
     moe_width = f.integer("moe_intermediate_size")
     moe = Moe(
@@ -294,6 +329,9 @@ def read_kimi_linear(f: Fields, model_type: str) -> Decoder:
         width=moe_width,
         shared_width=_first_integer(f, "num_shared_experts", "n_shared_experts") * moe_width,
         is_router_float32=True,
+        latent=f.integer("routed_expert_hidden_size", None),
+        # The norm of what the experts give.
+        router_extra=f.integer("routed_expert_hidden_size", None) or 0,
     )
     first = f.count("first_k_dense_replace", 1)
     kinds = f.texts("mlp_layer_types") or tuple("dense" if i < first else "sparse" for i in range(count))

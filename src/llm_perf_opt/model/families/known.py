@@ -19,6 +19,7 @@ from llm_perf_opt.model.families.hybrid import (
     read_mamba,
     read_mamba2,
     read_nemotron_h,
+    read_nemotron_nas,
     read_qwen3_next,
 )
 from llm_perf_opt.model.families.latent import read_deepseek, read_glm4_moe_lite
@@ -56,6 +57,7 @@ RULES: dict[str, Callable[[Fields, str], Decoder]] = {
     "mamba2": read_mamba2,
     "mimo_v2_flash": read_mimo_v2,
     "minimax_m3_vl_text": read_minimax_m3,
+    "nemotron-nas": read_nemotron_nas,
     "nemotron_h": read_nemotron_h,
     "opt": read_opt,
     "qwen2_moe": read_qwen_moe,
@@ -65,11 +67,13 @@ RULES: dict[str, Callable[[Fields, str], Decoder]] = {
     "qwen3_next": read_qwen3_next,
     "step3p5": read_step3,
 }
+# Built by code in the checkpoint's own repository alone.
+_REMOTE = frozenset(("nemotron-nas",))
 
 
 def known_types() -> list[str]:
     """Every `model_type` with a closed form that transformers can build too."""
-    return sorted([*RULES, *(name for name, row in families().items() if not row.is_remote)])
+    return sorted([*(RULES.keys() - _REMOTE), *(name for name, row in families().items() if not row.is_remote)])
 
 
 def read_decoder(fields: Fields) -> Decoder:

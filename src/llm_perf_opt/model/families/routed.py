@@ -145,7 +145,9 @@ def read_step3(f: Fields, model_type: str) -> Decoder:
 
     near, full = attention(near_heads, f.nullable_integer("sliding_window", None)), attention(heads, None)
     moe = Moe(
-        experts=f.integer("moe_num_experts" if f.has("moe_num_experts") else "n_routed_experts"),
+        experts=f.integer(
+            next((name for name in ("moe_num_experts", "n_routed_experts") if f.has(name)), "num_experts")
+        ),
         top_k=f.integer("moe_top_k" if f.has("moe_top_k") else "num_experts_per_tok"),
         width=f.integer("moe_intermediate_size"),
         shared_width=f.integer("share_expert_dim"),
@@ -161,12 +163,12 @@ def read_step3(f: Fields, model_type: str) -> Decoder:
 
 
 def _step_layers(f: Fields, count: int) -> set[int]:
-    """Layers with experts: listed by kind, by number (as text or as numbers), or all but the first three."""
+    """Layers with experts: listed by kind, by number (as text or as numbers), or all but the first ones."""
     kinds = f.texts("mlp_layer_types")
     if kinds is not None:
         return {i for i, kind in enumerate(kinds) if kind == "sparse"}
     if not f.has("moe_layers_enum"):
-        return set(range(3, count))
+        return set(range(f.count("first_k_dense_replace", 3), count))
     if f.is_text("moe_layers_enum"):
         return {int(part) for part in f.text("moe_layers_enum").split(",") if part.strip().isdecimal()}
     return set(f.integers("moe_layers_enum"))
@@ -175,8 +177,17 @@ def _step_layers(f: Fields, count: int) -> set[int]:
 def read_mimo_v2(f: Fields, model_type: str) -> Decoder:
     """Windows with sinks and key heads of their own in most layers; values narrower than keys; experts but at first."""
     count = f.integer("num_hidden_layers")
-    windows = f.integers("hybrid_layer_pattern")
-    routed = f.integers("moe_layer_freq")
+    # By default the first layer and every sixth see everything, and all but the first have experts.
+    types = f.texts("layer_types") or tuple(SLIDING if i and (i + 1) % 6 else FULL for i in range(count))
+    blocks = f.texts("mlp_layer_types") or tuple("sparse" if i else "dense" for i in range(count))
+    windows = (
+        f.integers("hybrid_layer_pattern")
+        if f.has("hybrid_layer_pattern")
+        else tuple(int(kind == SLIDING) for kind in types)
+    )
+    routed = (
+        f.integers("moe_layer_freq") if f.has("moe_layer_freq") else tuple(int(kind == "sparse") for kind in blocks)
+    )
     if f.has("n_shared_experts"):
         raise NotInClosedForm(
             f"{f.where}: n_shared_experts: not known to the closed form for {model_type}",
@@ -199,7 +210,8 @@ def read_mimo_v2(f: Fields, model_type: str) -> Decoder:
     near_heads = f.integer("swa_num_attention_heads", heads)
     near = GroupedAttention(
         heads=near_heads,
-        kv_heads=f.integer("swa_num_key_value_heads"),
+        # transformers' form of the file has one number for all layers.
+        kv_heads=f.integer("swa_num_key_value_heads", kv_heads),
         head_dim=f.integer("swa_head_dim", head_dim),
         v_dim=f.integer("swa_v_head_dim", f.integer("v_head_dim")),
         window=f.integer("sliding_window"),

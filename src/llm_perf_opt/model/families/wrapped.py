@@ -11,6 +11,8 @@ ALIASES = {
     "llama4": "llama4_text",
     # Qwen2 with layers that predict further tokens.
     "mimo": "qwen2",
+    "minimax_m3": "minimax_m3_vl_text",
+    "step3p7": "step3p5",
     "glm4v_text": "glm4",
     "glm4v_moe_text": "glm4_moe",
     "qwen2_vl": "qwen2",
@@ -70,6 +72,9 @@ def text_fields(data: Mapping[str, Any], where: str) -> Fields:
             {"tie_word_embeddings": data["tie_word_embeddings"]} if data.get("tie_word_embeddings") is not None else {}
         )
         known = {k: v for k, v in inner.items() if v is not None}
+        if "model_type" not in known and "model_type" in data:
+            # Text parts that are of the wrapper's own family leave their type out.
+            known["model_type"] = f"{data['model_type']}_text"
         return text_fields({**defaults, **size, **known, **tied}, where)
     return Fields(data, where)
 

@@ -140,9 +140,9 @@ def weight_bytes(model: Model, dtypes: Dtypes, *, sharing: int = 1) -> float:
 def routed_elements(decoder: Decoder) -> int:
     """Elements of the routed experts' matrices."""
     return sum(
-        count * layer.feed_forward.matrices * decoder.hidden * layer.feed_forward.experts * layer.feed_forward.width
+        count * block.matrices * block.routed_hidden(decoder.hidden) * block.experts * block.width
         for layer, count in decoder.blocks
-        if isinstance(layer.feed_forward, Moe)
+        if isinstance(block := layer.feed_forward, Moe)
     )
 
 

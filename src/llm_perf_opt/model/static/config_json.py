@@ -116,6 +116,13 @@ class Fields:
             raise ParseError(f"{self.where}: {key}: not a mapping (got {value!r})")
         return Fields(value, f"{self.where}: {key}")
 
+    def sections(self, key: str) -> tuple["Fields", ...]:
+        """A list of mappings."""
+        value = self._value(key, _MISSING)
+        if not _is_list(value) or not all(isinstance(v, Mapping) for v in value):
+            raise ParseError(f"{self.where}: {key}: not a list of mappings (got {type(value).__name__})")
+        return tuple(Fields(v, f"{self.where}: {key}[{i}]") for i, v in enumerate(value))
+
     def _value(self, key: str, default: Any) -> Any:
         value = self.data.get(key)
         if value is not None:

@@ -107,10 +107,9 @@ def _routed(decoder: Decoder, step: Step, size: float) -> tuple[float, float]:
             continue
         expected = expected_experts(moe.experts, moe.top_k, step.rows)
         beyond = min(moe.experts, step.rows * moe.top_k) - expected
-        more += count * beyond * moe.matrices * decoder.hidden * moe.width * size
-        biases += (
-            count * expected * ((moe.matrices - 1) * moe.width + decoder.hidden) * size if moe.expert_bias else 0.0
-        )
+        hidden = moe.routed_hidden(decoder.hidden)
+        more += count * beyond * moe.matrices * hidden * moe.width * size
+        biases += count * expected * ((moe.matrices - 1) * moe.width + hidden) * size if moe.expert_bias else 0.0
     return more, biases
 
 

@@ -188,7 +188,9 @@ def _latent_params(a: LatentAttention, hidden: int) -> int:
         query = linear_params(hidden, a.q_rank, bias=a.bias) + a.q_rank + linear_params(a.q_rank, q_width)
     down = linear_params(hidden, a.latent, bias=a.bias) + a.kv_rank
     up = linear_params(a.kv_rank, a.heads * (a.nope_dim + a.v_dim))
-    return query + down + up + linear_params(a.heads * a.v_dim, hidden, bias=a.bias) + _indexer_params(a, hidden)
+    gate = linear_params(hidden, a.heads * a.v_dim) if a.has_gate else 0
+    out = linear_params(a.heads * a.v_dim, hidden, bias=a.bias)
+    return query + down + up + gate + out + _indexer_params(a, hidden)
 
 
 def _indexer_params(a: LatentAttention, hidden: int) -> int:
@@ -226,6 +228,8 @@ def _keys_picked(a: LatentAttention, step: Step) -> int:
 def _latent_work(a: LatentAttention, hidden: int, step: Step, dtypes: Dtypes, mode: MlaMode) -> Work:
     query = _latent_query(a, hidden, step, dtypes)
     out = linear(step.rows, a.heads * a.v_dim, hidden, dtypes, bias=a.bias)
+    if a.has_gate:
+        out += linear(step.rows, hidden, a.heads * a.v_dim, dtypes)
     down = linear(step.rows, hidden, a.latent, dtypes, bias=a.bias, writes_kv=mode != "cached")
     core = {"cached": _cached_core, "latent-expand": _expanding_core, "absorbed": _absorbed_core}[mode]
     return query + down + core(a, step, dtypes) + out + _indexer_work(a, hidden, step, dtypes)
@@ -306,14 +310,15 @@ def expected_experts(experts: int, top_k: int, tokens: int) -> float:
 
 def expert_params(moe: Moe, hidden: int) -> int:
     """One routed expert."""
-    bias = moe.expert_bias
+    bias, hidden = moe.expert_bias, moe.routed_hidden(hidden)
     up = linear_params(hidden, (moe.matrices - 1) * moe.width, bias=bias)
     return up + linear_params(moe.width, hidden, bias=bias)
 
 
 def router_params(moe: Moe, hidden: int) -> int:
     gate = hidden if moe.has_shared_gate else 0
-    return linear_params(hidden, moe.experts, bias=moe.router_bias) + gate + moe.router_extra
+    latent = 0 if moe.latent is None else 2 * hidden * moe.latent
+    return linear_params(hidden, moe.experts, bias=moe.router_bias) + gate + latent + moe.router_extra
 
 
 def shared_params(moe: Moe, hidden: int) -> int:
@@ -323,13 +328,17 @@ def shared_params(moe: Moe, hidden: int) -> int:
 def matrix_elements(block: FeedForward, hidden: int) -> int:
     """Elements of the matrices alone, router excluded: what a quantised checkpoint stores in low precision."""
     if isinstance(block, Moe):
-        return block.matrices * hidden * (block.experts * block.width + block.shared_width)
+        routed = block.routed_hidden(hidden) * block.experts * block.width
+        return block.matrices * (routed + hidden * block.shared_width)
     return (3 if block.is_gated else 2) * hidden * block.width
 
 
 def router_work(moe: Moe, hidden: int, rows: int, dtypes: Dtypes) -> Work:
     kind = Dtypes.uniform("fp32") if moe.is_router_float32 else dtypes
     routing = linear(rows, hidden, moe.experts, kind, bias=moe.router_bias, is_quantised=False)
+    if moe.latent is not None:
+        routing += linear(rows, hidden, moe.latent, dtypes, is_quantised=False)
+        routing += linear(rows, moe.latent, hidden, dtypes, is_quantised=False)
     return routing + linear(rows, hidden, 1, dtypes, is_quantised=False) if moe.has_shared_gate else routing
 
 
@@ -339,11 +348,11 @@ def experts_work(moe: Moe, hidden: int, rows: int, dtypes: Dtypes, *, touched: f
     All tokens may pick the same `top_k`, so what is read beyond those could be spared. `touched`: how many experts are
     hit, where that is known better than by even picking.
     """
-    picked = rows * moe.top_k
-    up = linear(picked, hidden, (moe.matrices - 1) * moe.width, dtypes)
-    down = linear(picked, moe.width, hidden, dtypes)
-    matrices = hidden * moe.matrices * moe.width * dtypes.weight_bytes
-    biases = ((moe.matrices - 1) * moe.width + hidden) * dtypes.compute_bytes if moe.expert_bias else 0
+    picked, inner = rows * moe.top_k, moe.routed_hidden(hidden)
+    up = linear(picked, inner, (moe.matrices - 1) * moe.width, dtypes)
+    down = linear(picked, moe.width, inner, dtypes)
+    matrices = inner * moe.matrices * moe.width * dtypes.weight_bytes
+    biases = ((moe.matrices - 1) * moe.width + inner) * dtypes.compute_bytes if moe.expert_bias else 0
     touched = expected_experts(moe.experts, moe.top_k, rows) if touched is None else touched
     # `linear` counted the weights of one expert.
     routed = up + down + Work(weight_bytes=touched * (matrices + biases) - matrices)

@@ -193,4 +193,4 @@ def _feed_forward_row(layer: Layer, hidden: int) -> int:
 
 def _routed_row(moe: Moe, hidden: int) -> int:
     """Every token is copied once per expert it goes to."""
-    return moe.top_k * (hidden + moe.matrices * moe.width)
+    return moe.top_k * (moe.routed_hidden(hidden) + moe.matrices * moe.width)

@@ -55,7 +55,8 @@ class LatentAttention:
     """Multi-head latent attention: keys and values are projected up from a latent of `kv_rank` + `rope_dim`.
 
     `index_topk`: a query sees only this many keys, the ones an indexer scores highest, with `index_heads` queries
-    against one key of `index_dim` a token (no heads: the layer takes the choice of an earlier one).
+    against one key of `index_dim` a token (no heads: the layer takes the choice of an earlier one). `has_gate`: a
+    projection of its own gates the result.
     """
 
     heads: int
@@ -68,6 +69,7 @@ class LatentAttention:
     index_topk: int | None = None
     index_heads: int = 0
     index_dim: int = 0
+    has_gate: bool = False
 
     @property
     def qk_dim(self) -> int:
@@ -116,7 +118,8 @@ class DenseMlp:
 class Moe:
     """`top_k` of `experts` blocks a token, and one shared block of `shared_width` (0: none) for every token.
 
-    `is_gated`: three matrices, else two. `router_extra`: weights of the router alongside its matrix.
+    `is_gated`: three matrices, else two. `router_extra`: weights of the router alongside its matrix. `latent`: routed
+    experts work on a projection of the hidden width to this one, and their sum is projected back.
     """
 
     experts: int
@@ -130,6 +133,11 @@ class Moe:
     is_router_float32: bool = False
     is_gated: bool = True
     router_extra: int = 0
+    latent: int | None = None
+
+    def routed_hidden(self, hidden: int) -> int:
+        """The width that routed experts take and give."""
+        return hidden if self.latent is None else self.latent
 
     @property
     def matrices(self) -> int:

@@ -29,7 +29,7 @@ _PART = (
     (SHARED, re.compile(r"shared_?expert")),
     (EXPERTS, re.compile(r"expert")),
     (ATTENTION, re.compile(r"attn|attention|mixer\.(?:[qkvo]_proj|in_proj|out_proj)|mamba|short_conv")),
-    (MLP, re.compile(r"mlp|ffn|feed_forward|block_sparse_moe|mixer\.(?:up|down|gate)_proj")),
+    (MLP, re.compile(r"(?<![a-z_])(?:mlp|ffn|feed_forward)|block_sparse_moe|mixer\.(?:up|down|gate)_proj")),
 )
 # Modules that are not matrices of a layer's products: they are in no format of their own.
 _APART = re.compile(
@@ -204,6 +204,7 @@ def _matrices(layer: Layer, hidden: int) -> list[tuple[str, str, float]]:
             (ATTENTION, "kv_a_proj", hidden * a.latent),
             (ATTENTION, "kv_b_proj", a.kv_rank * a.heads * (a.nope_dim + a.v_dim)),
             (ATTENTION, "o_proj", a.heads * a.v_dim * hidden),
+            (ATTENTION, "g_proj", a.heads * a.v_dim * hidden if a.has_gate else 0),
         ]
         if a.index_heads:
             found.append((ATTENTION, "indexer", ((a.q_rank or hidden) * a.index_heads + hidden) * a.index_dim))
@@ -213,7 +214,7 @@ def _matrices(layer: Layer, hidden: int) -> list[tuple[str, str, float]]:
             (ATTENTION, "out_proj", hidden * a.out_width),
         ]
     if isinstance(block, Moe):
-        each = block.experts * hidden * block.width
+        each = block.experts * block.routed_hidden(hidden) * block.width
         names = ("gate_proj", "up_proj", "down_proj")[3 - block.matrices :]
         found += [(EXPERTS, name, each) for name in names]
         shared = hidden * block.shared_width
