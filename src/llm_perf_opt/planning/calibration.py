@@ -13,8 +13,14 @@ from typing import Literal
 import msgspec
 
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.model.estimate.measured import MeasuredLevel, MeasuredPace, left_out_errors, median_error
-from llm_perf_opt.model.estimate.queueing import LoadTimes, closed_load, open_load
+from llm_perf_opt.model.estimate.measured import (
+    MeasuredLevel,
+    MeasuredPace,
+    left_out_errors,
+    left_out_ttft_errors,
+    median_error,
+)
+from llm_perf_opt.model.estimate.queueing import LoadTimes, open_load
 from llm_perf_opt.planning.deployments import Demand, Limits, highest_kept
 from llm_perf_opt.planning.prediction_table import filled
 from llm_perf_opt.serving.load_results import BENCH, BENCH_FILE, BenchDocument, LevelResult
@@ -28,6 +34,8 @@ LARGEST_BYTES = 64 << 20
 NEAR = 0.1
 # Beyond this median error of levels that were left out, the levels do not describe the server.
 LARGEST_ERROR = 0.1
+# So does one level that is off by more than this.
+LARGEST_OUTLIER = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +49,15 @@ class MeasuredServer:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedLevel:
-    """One measured level; `left_out_error` is that of its tokens per second by the other levels alone."""
+    """One measured level; `left_out_error` is that of its tokens per second by the other levels alone.
+
+    `left_out_ttft_error`: that of its median time to first token.
+    """
 
     concurrency: int
     output_tokens_per_s: float
     left_out_error: float | None
+    left_out_ttft_error: float | None
     ttft_ms: float
     fitted_ttft_ms: float
     fitted_ttft_p95_ms: float
@@ -138,11 +150,15 @@ def _lengths(level: LevelResult) -> tuple[float, float]:
 
 
 def _level(level: LevelResult) -> MeasuredLevel:
+    first = level.latencies["ttft"]
     return MeasuredLevel(
         concurrency=level.concurrency or 0,
-        ttft_ms=level.latencies["ttft"].median_ms or 0.0,
+        ttft_ms=first.median_ms or 0.0,
         gap_ms=level.latencies["itl"].median_ms or 0.0,
         output_tokens_per_s=level.output_tokens_per_s or 0.0,
+        ttft_mean_ms=first.mean_ms,
+        ttft_p90_ms=first.p90_ms,
+        ttft_p99_ms=first.p99_ms,
     )
 
 
@@ -162,7 +178,7 @@ def most_in_flight(pace: MeasuredPace, limits: Limits) -> tuple[int, LoadTimes] 
     """The most requests in flight, of those measured, that keep the limits."""
     best = None
     for sequences in range(pace.least, pace.most + 1):
-        times = closed_load(pace, sequences, output=pace.output, places=None)
+        times = pace.closed_times(sequences)
         if limits.keeps(times):
             best = sequences, times
     return best
@@ -198,11 +214,12 @@ def calibrated_document(
 
 
 def _calibrated_level(level: MeasuredLevel, pace: MeasuredPace, off: Mapping[int, float]) -> CalibratedLevel:
-    times = closed_load(pace, level.concurrency, output=pace.output, places=None)
+    times = pace.closed_times(level.concurrency)
     return CalibratedLevel(
         concurrency=level.concurrency,
         output_tokens_per_s=level.output_tokens_per_s,
         left_out_error=off.get(level.concurrency),
+        left_out_ttft_error=pace.left_out_ttft_error(level),
         ttft_ms=level.ttft_ms,
         fitted_ttft_ms=times.ttft_ms,
         fitted_ttft_p95_ms=times.ttft_p95_ms,
@@ -251,19 +268,19 @@ def render_calibrated(server: MeasuredServer, limits: Limits, demand: Demand | N
     off = dict(errors)
     rows = []
     for level in pace.levels:
-        times = closed_load(pace, level.concurrency, output=pace.output, places=None)
+        times, first = pace.closed_times(level.concurrency), pace.left_out_ttft_error(level)
         rows.append(
             (
                 str(level.concurrency),
                 f"{level.output_tokens_per_s:,.4g}",
                 f"{off[level.concurrency]:+.1%}" if level.concurrency in off else "–",
                 f"{level.ttft_ms:,.4g}",
-                f"{times.ttft_ms:,.4g}",
-                f"{times.ttft_p95_ms:,.4g}",
+                f"{level.ttft_p95_ms:,.4g}",
+                "–" if first is None else f"{first:+.1%}",
                 f"{times.tpot_ms:,.4g}",
             )
         )
-    header = ("in flight", "tok/s", "left out", "ttft ms", "fitted", "fitted p95", "tpot ms")
+    header = ("in flight", "tok/s", "left out", "ttft ms", "p95", "left out", "tpot ms")
     lines = [
         *filled(f"{server.name}: {pace.prompt:,} + {pace.output:,} tokens, measured in {server.file}"),
         "",
@@ -274,13 +291,17 @@ def render_calibrated(server: MeasuredServer, limits: Limits, demand: Demand | N
     if error is None:
         lines += filled("Two levels say nothing about loads between them: measure three or more to know the error.")
     else:
+        first_error = median_error(left_out_ttft_errors(pace))
+        of_first = "" if first_error is None else f", {100 * first_error:.1f} % in time to first token"
         lines += filled(
-            f"left out: each level by the others alone; median error {100 * error:.1f} % in tokens per second."
+            f"left out: each level by the others alone; median error {100 * error:.1f} % in tokens per second"
+            f"{of_first}."
         )
         if not is_steady(server):
             lines += filled(
-                f"The error is above {100 * LARGEST_ERROR:.0f} %: the levels scatter too much to plan with. Measure "
-                "longer, on a machine that does nothing else."
+                f"The median error is above {100 * LARGEST_ERROR:.0f} %, or a level is off by more than "
+                f"{100 * LARGEST_OUTLIER:.0f} %: the levels scatter too much to plan with. Measure longer, on a "
+                "machine that does nothing else."
             )
             return "\n".join(lines) + "\n"
     return "\n".join([*lines, "", *_answer(server, limits, demand, burstiness)]) + "\n"
@@ -288,8 +309,9 @@ def render_calibrated(server: MeasuredServer, limits: Limits, demand: Demand | N
 
 def is_steady(server: MeasuredServer) -> bool:
     """Whether levels that are left out can be worked out from the others; nothing is known of two levels."""
-    error = median_error(left_out_errors(server.pace))
-    return error is None or error <= LARGEST_ERROR
+    errors = left_out_errors(server.pace)
+    error = median_error(errors)
+    return error is None or (error <= LARGEST_ERROR and max(abs(off) for _, off in errors) <= LARGEST_OUTLIER)
 
 
 def _answer(server: MeasuredServer, limits: Limits, demand: Demand | None, burstiness: float) -> list[str]:
@@ -302,7 +324,7 @@ def _answer(server: MeasuredServer, limits: Limits, demand: Demand | None, burst
         beyond = " (the most that was measured: more may do)" if sequences == pace.most else ""
         return filled(
             f"Up to {sequences} requests in flight keep the limits{beyond}: first token in {times.ttft_ms:,.4g} ms "
-            f"(median), {times.ttft_p95_ms:,.4g} ms (95th percentile of requests that start together), "
+            f"(median), {times.ttft_p95_ms:,.4g} ms (95th percentile), "
             f"{times.tpot_ms:,.4g} ms a token, {pace.tokens_per_s(sequences):,.4g} tokens per second."
         )
     arrivals = most_arrivals(pace, limits, burstiness)

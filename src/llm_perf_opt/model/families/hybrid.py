@@ -323,15 +323,16 @@ def read_kimi_linear(f: Fields, model_type: str) -> Decoder:
         has_gate=f.boolean("mla_use_output_gate", False),
     )
     moe_width = f.integer("moe_intermediate_size")
+    latent = f.nullable_integer("routed_expert_hidden_size", None)
     moe = Moe(
         experts=_first_integer(f, "num_experts", "num_local_experts"),
         top_k=_first_integer(f, "num_experts_per_token", "num_experts_per_tok"),
         width=moe_width,
         shared_width=_first_integer(f, "num_shared_experts", "n_shared_experts") * moe_width,
         is_router_float32=True,
-        latent=f.integer("routed_expert_hidden_size", None),
+        latent=latent,
         # The norm of what the experts give.
-        router_extra=f.integer("routed_expert_hidden_size", None) or 0,
+        router_extra=latent or 0,
     )
     first = f.count("first_k_dense_replace", 1)
     kinds = f.texts("mlp_layer_types") or tuple("dense" if i < first else "sparse" for i in range(count))
