@@ -71,6 +71,9 @@ class Trial:
     def meets(self) -> bool:
         return self.ratio <= 1.0
 
+    def is_same_load(self, other: "Trial") -> bool:
+        return (self.load, self.is_exploring) == (other.load, other.is_exploring)
+
 
 @dataclass(kw_only=True)
 class CapacitySearch:
@@ -85,15 +88,31 @@ class CapacitySearch:
         """The level to measure now, or None when the capacity is known well enough."""
         if len(self.trials) >= self.most_levels:
             return None
+        level = self._choose()
+        return None if level is None else replace(level, repeat=1 + sum(self._is_at(level, one) for one in self.trials))
+
+    def _choose(self) -> LoadLevel | None:
         last = self.trials[-1] if self.trials else None
         if last is None:
             return LoadLevel(concurrency=FIRST_CONCURRENCY)
-        if not last.is_valid and not last.is_exploring:
-            # More load only makes the client later.
-            return None
+        if not last.is_valid:
+            if sum(one.is_same_load(last) for one in self.trials) == 1:
+                # A busy moment of this machine makes a client late, too.
+                return self._level_of(last)
+            if not last.is_exploring and last.meets:
+                # More load only makes the client later.
+                return None
         if self.by == "concurrency":
             return self._next_concurrency()
         return self._next_rate(last)
+
+    def _level_of(self, trial: Trial) -> LoadLevel:
+        if self.by == "concurrency" or trial.is_exploring:
+            return LoadLevel(concurrency=int(trial.load))
+        return LoadLevel(rate=trial.load)
+
+    def _is_at(self, level: LoadLevel, trial: Trial) -> bool:
+        return self._level_of(trial) == level
 
     def add(self, run: LoadRun, level: LevelResult) -> None:
         by_rate = self.by == "rate"
@@ -112,18 +131,26 @@ class CapacitySearch:
     @property
     def bracket(self) -> tuple[Trial | None, Trial | None]:
         """The highest load below which every load met the SLO, and the lowest that missed it."""
-        measured = sorted((one for one in self.trials if not one.is_exploring), key=lambda one: one.load)
+        measured = sorted((one for one in self._counted if not one.is_exploring), key=lambda one: one.load)
         missed = next((one for one in measured if not one.meets), None)
         below = [one for one in measured if one.meets and (missed is None or one.load < missed.load)]
         return (below[-1] if below else None), missed
+
+    @property
+    def _counted(self) -> list[Trial]:
+        """The levels without those whose client was late in one measurement of the load and not in another."""
+        valid = [one for one in self.trials if one.is_valid]
+        return [one for one in self.trials if one.is_valid or not any(one.is_same_load(other) for other in valid)]
 
     def _next_rate(self, last: Trial) -> LoadLevel | None:
         met, missed = self.bracket
         if last.is_exploring:
             if last.is_valid and last.meets and GROWTH * last.load <= MOST_CONCURRENCY:
                 return LoadLevel(concurrency=int(GROWTH * last.load))
-            completed = [one.throughput for one in self.trials if one.is_valid and one.throughput is not None]
-            return _rate(FIRST_SHARE * completed[-1]) if completed else None
+            known = [one for one in self._counted if one.throughput is not None]
+            # A late client has completed less than the server can.
+            best = max(known, key=lambda one: (one.is_valid, one.number), default=None)
+            return _rate(FIRST_SHARE * (best.throughput or 0.0)) if best is not None else None
         if missed is None:
             explored = [one.throughput for one in self.trials if one.is_exploring and one.throughput is not None]
             # Above what a saturated server completes no rate is sustained.
@@ -151,7 +178,7 @@ class CapacitySearch:
         """The capacity with its confidence interval, and what limits it."""
         met, missed = self.bracket
         # What is short is seen best where most of it is missing.
-        worst = max(self.trials, key=lambda one: one.ratio, default=None)
+        worst = max(self._counted, key=lambda one: one.ratio, default=None)
         nearest = missed or met
         limit = None if nearest is None else binding_limit(runs[nearest.number], self.slo)
         resource: Resource = "unknown"
@@ -185,7 +212,7 @@ class CapacitySearch:
 
     def _near(self, met: Trial, missed: Trial) -> list[Trial]:
         """The levels around the crossing: the two next to it, and others whose ratio is close to 1."""
-        measured = [one for one in self.trials if not one.is_exploring and one.is_valid]
+        measured = [one for one in self._counted if not one.is_exploring and one.is_valid]
         near = [one for one in measured if 1 / NEAR <= one.ratio <= NEAR]
         chosen = list(dict.fromkeys([*near, met, missed]))
         return chosen if met in near and missed in near and len(near) > 2 else [met, missed]

@@ -66,7 +66,7 @@ class GpuFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class LevelResult:
-    """One load and its result.
+    """One load and its result. `repeat` counts the measurements of the same load in a run.
 
     `growth` of an open loop: end-to-end time of the last quarter of the requests over that of the first, by medians.
     `good_share` is the share of all requests that keep to every limit, `meets_slo` whether that is enough.
@@ -79,6 +79,7 @@ class LevelResult:
     label: str
     rate: float | None = None
     concurrency: int | None = None
+    repeat: int = 1
     begun_s: float | None = None
     duration_s: float | None = None
     sent: int | None = None
@@ -114,7 +115,7 @@ class LevelResult:
 
     @property
     def key(self) -> str:
-        return LoadLevel(rate=self.rate, concurrency=self.concurrency).key
+        return LoadLevel(rate=self.rate, concurrency=self.concurrency, repeat=self.repeat).key
 
     @property
     def is_overloaded(self) -> bool:
@@ -306,6 +307,7 @@ def level_result(run: LoadRun, slo: SloSection, *, gpus: Sequence[GpuFigures] = 
         label=run.level.label,
         rate=run.level.rate,
         concurrency=run.level.concurrency,
+        repeat=run.level.repeat,
         begun_s=run.begun_s,
         duration_s=run.duration_s,
         sent=len(counted),

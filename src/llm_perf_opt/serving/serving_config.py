@@ -1,7 +1,7 @@
 """The configuration of `llm-perf bench`: the server, the load, the traffic and the capture."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
@@ -161,8 +161,8 @@ class LoadSection:
     def levels(self) -> tuple["LoadLevel", ...]:
         """What is measured one after the other."""
         if self.rate is not None:
-            return tuple(LoadLevel(rate=rate) for rate in self.rate)
-        return tuple(LoadLevel(concurrency=count) for count in self.concurrency or (1,))
+            return _counted([LoadLevel(rate=rate) for rate in self.rate])
+        return _counted([LoadLevel(concurrency=count) for count in self.concurrency or (1,)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,18 +208,26 @@ class TrafficSection:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadLevel:
-    """One load: requests at a rate, or at a concurrency."""
+    """One load: requests at a rate, or at a concurrency. `repeat` counts the measurements of the same load."""
 
     rate: float | None = None
     concurrency: int | None = None
+    repeat: int = 1
 
     @property
     def label(self) -> str:
-        return f"{self.rate:g} requests/s" if self.rate is not None else f"concurrency {self.concurrency}"
+        load = f"{self.rate:g} requests/s" if self.rate is not None else f"concurrency {self.concurrency}"
+        return load if self.repeat == 1 else f"{load}, repeat {self.repeat}"
 
     @property
     def key(self) -> str:
-        return f"rate={self.rate:g}" if self.rate is not None else f"concurrency={self.concurrency}"
+        load = f"rate={self.rate:g}" if self.rate is not None else f"concurrency={self.concurrency}"
+        return load if self.repeat == 1 else f"{load};repeat={self.repeat}"
+
+
+def _counted(levels: Sequence[LoadLevel]) -> tuple[LoadLevel, ...]:
+    """A load that is given twice is measured twice."""
+    return tuple(replace(one, repeat=1 + levels[:place].count(one)) for place, one in enumerate(levels))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """GPUs of this machine while a level runs: power, energy, utilisation and memory by the driver's samples."""
 
-import ipaddress
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
@@ -13,12 +13,31 @@ from llm_perf_opt.system.nvml import GpuSamples, sample_gpu
 
 
 def is_local(url: str) -> bool:
-    """Whether an address is one of this machine by itself: then its GPUs are ours to look at."""
+    """Whether an address is one of this machine: of its loopback or of another interface. Then its GPUs are ours.
+
+    A name is local where all of its addresses are.
+    """
     host = urlsplit(url).hostname or ""
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return False
+    return bool(found) and all(_is_own(family, address) for family, _, _, _, address in found)
+
+
+def _is_own(family: int, address: Any) -> bool:
+    """A socket can be bound to addresses of this machine only."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as own:
+            own.bind(address)
+            return True
+    except OSError:
+        return False
+
+
+def missing_samples(gpus: Sequence[GpuSamples]) -> tuple[str, ...]:
+    """Why GPUs of this machine were not sampled, each reason once."""
+    return tuple(dict.fromkeys(one.reason for one in gpus if not one.samples and one.reason is not None))
 
 
 @contextmanager

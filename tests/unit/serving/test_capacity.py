@@ -88,15 +88,47 @@ def test_a_client_that_is_late_bounds_the_search() -> None:
     search = CapacitySearch(by="rate", slo=TTFT)
     late = Trial(number=0, load=32, ratios=(0.1,), share=0.9, throughput=9.0, is_exploring=True, is_valid=False)
     search.trials.append(late)
-    assert search.next() is None
+    assert search.next() == LoadLevel(concurrency=32, repeat=2)
     runs, levels = [LoadRun(level=LoadLevel(concurrency=32))], [LevelResult(label="x", concurrency=32, completed=9)]
     assert search.result(runs, levels).text == "Capacity: not found, because no level at a rate was measured."
+    # Late twice: what it completed is less than the server can, and a start.
+    search.trials[:] = [late, replace(late, number=1)]
+    assert search.next() == LoadLevel(rate=7.2)
     # One stream less than it can read is as far as it goes.
-    search.trials[:] = [replace(late, throughput=20.0, is_valid=True), replace(late, load=128)]
+    search.trials[:] = [replace(late, throughput=20.0, is_valid=True), *[replace(late, number=1, load=128)] * 2]
     assert search.next() == LoadLevel(rate=16.0)
     # Without a completed request no rate is known to try.
     search.trials[:] = [replace(late, throughput=None, ratios=(9.0,), is_valid=True)]
     assert search.next() is None
+
+
+def test_a_client_that_was_late_once_does_not_end_the_search() -> None:
+    search = CapacitySearch(by="concurrency", slo=TTFT)
+    fine = Trial(number=0, load=32, ratios=(0.1,) * 50, share=0.9, throughput=9.0)
+    late = replace(fine, number=1, load=128, ratios=(9.0,) * 50, is_valid=False)
+    search.trials += [fine, late]
+    assert search.next() == LoadLevel(concurrency=128, repeat=2)
+    # What the late measurement says of the SLO is forgotten where another is at hand.
+    search.trials.append(replace(late, number=2, ratios=(0.2,) * 50, is_valid=True))
+    assert search.bracket == (search.trials[2], None)
+    assert search.next() == LoadLevel(concurrency=512)
+    runs = [LoadRun(level=LoadLevel(concurrency=one)) for one in (32, 128, 128)]
+    levels = [LevelResult(label="x", concurrency=32, completed=9)] * 3
+    assert search.result(runs, levels).text == (
+        "Capacity: at least 128 requests under way, the highest load tried. "
+        "It is not limited by the server up to there."
+    )
+    # Late again: an upper end, below which the search continues; more than that only makes the client later.
+    search.trials[2:] = [replace(late, number=2)]
+    assert search.next() == LoadLevel(concurrency=81)
+    search.trials[1:] = [replace(late, ratios=(0.5,) * 50), replace(late, number=2, ratios=(0.5,) * 50)]
+    assert search.next() is None
+
+
+def test_a_load_that_is_given_twice_is_two_levels() -> None:
+    levels = LoadSection(concurrency=(4, 8, 4)).levels()
+    assert [level.key for level in levels] == ["concurrency=4", "concurrency=8", "concurrency=4;repeat=2"]
+    assert [level.label for level in levels] == ["concurrency 4", "concurrency 8", "concurrency 4, repeat 2"]
 
 
 def test_a_rate_is_not_taken_for_the_concurrency_of_the_same_number() -> None:

@@ -1,5 +1,10 @@
 """What a server and its GPUs report during a load."""
 
+import socket
+import time
+from itertools import count
+from typing import Any
+
 import pytest
 
 from llm_perf_opt.core.documents import ClockSample
@@ -10,8 +15,9 @@ from llm_perf_opt.serving.load_records import LoadRun, RequestRecord
 from llm_perf_opt.serving.load_results import BenchDocument, GpuFigures, level_result
 from llm_perf_opt.serving.load_run import Target
 from llm_perf_opt.serving.serving_config import LoadLevel, SloSection
-from llm_perf_opt.serving.telemetry import gpu_figures, is_local
+from llm_perf_opt.serving.telemetry import gpu_figures, is_local, missing_samples, sampled_gpus
 from llm_perf_opt.system.nvml import GpuSamples
+from tests.support.fake_nvml import FakeNvml
 from tests.support.fake_server import fake_server
 
 PAGE = """\
@@ -61,12 +67,73 @@ def test_energy_per_output_token_is_on_the_page_and_among_the_metrics() -> None:
         ("http://127.0.0.1:8000", True),
         ("http://[::1]:8000", True),
         ("http://localhost", True),
-        ("http://10.0.0.5:8000", False),
-        ("https://localhost.example", False),
+        # Addresses for documentation, which no machine has.
+        ("http://192.0.2.7:8000", False),
+        ("http://[2001:db8::7]:8000", False),
     ],
 )
 def test_only_the_gpus_of_a_local_server_are_looked_at(url: str, local: bool) -> None:
     assert is_local(url) is local
+
+
+@pytest.mark.parametrize(
+    ("addresses", "local"),
+    [(["127.0.1.1"], True), (["192.0.2.7"], False), (["127.0.0.1", "192.0.2.7"], False), ([], False)],
+)
+def test_a_name_is_local_where_all_of_its_addresses_are_of_this_machine(
+    addresses: list[str], local: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(host: str, port: None, **_: object) -> list[Any]:
+        assert host == "gpu-box"
+        return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", (address, 0)) for address in addresses]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    assert is_local("http://gpu-box:8000") is local
+
+
+def test_an_address_of_an_own_interface_is_local() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+        try:
+            # Chooses a route and with it an address; nothing is sent.
+            own.connect(("192.0.2.7", 9))
+        except OSError:
+            pytest.skip("this machine has no route to another")
+        address = own.getsockname()[0]
+    assert not address.startswith("127.")
+    assert is_local(f"http://{address}:8000")
+
+
+def test_gpus_are_sampled_while_a_level_runs_and_summarised() -> None:
+    counter = count(100, 25)
+    driver = FakeNvml(gpus=2, energy_j=lambda at_ns: float(next(counter)), utilisation_pct=96)
+    with sampled_gpus((0, 1), library=driver) as gpus:
+        time.sleep(0.05)
+    found = gpu_figures(gpus)
+    assert [(one.device, one.utilisation_pct, one.most_memory_bytes) for one in found] == [
+        ("NVIDIA H200", 96, 5_000_000_000)
+    ] * 2
+    grown = [(gpu.samples[-1].energy_j or 0.0) - (gpu.samples[0].energy_j or 0.0) for gpu in gpus]
+    assert [one.energy_j for one in found] == grown and min(grown) > 0
+    assert missing_samples(gpus) == ()
+
+
+def test_a_driver_without_an_energy_counter_gives_the_integral_of_its_power() -> None:
+    with sampled_gpus((0,), library=FakeNvml(power_w=lambda at_ns: 400.0)) as gpus:
+        time.sleep(0.05)
+    (found,) = gpu_figures(gpus)
+    assert found.mean_power_w == pytest.approx(400.0)
+    assert found.energy_j == pytest.approx(400.0 * (gpus[0].samples[-1].at_ns - gpus[0].samples[0].at_ns) / 1e9)
+
+
+def test_gpus_that_cannot_be_sampled_are_reported_with_the_reason() -> None:
+    with sampled_gpus((0, 1, 2), library=FakeNvml(init_code=9)) as gpus:
+        pass
+    assert gpu_figures(gpus) == ()
+    assert missing_samples(gpus) == ("power and clocks could not be sampled: Driver Not Loaded",)
+    with sampled_gpus((0, 1), library=FakeNvml(gpus=1)) as gpus:
+        time.sleep(0.01)
+    assert [one.device for one in gpu_figures(gpus)] == ["NVIDIA H200"]
+    assert missing_samples(gpus) == ("power and clocks could not be sampled: the driver knows no GPU 1 (Not Found)",)
 
 
 def test_shares_come_from_what_two_totals_grew_by() -> None:

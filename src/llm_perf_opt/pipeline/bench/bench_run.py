@@ -72,7 +72,7 @@ from llm_perf_opt.serving.serving_config import LoadLevel, LoadSection
 from llm_perf_opt.serving.startup.sampler import StartupSampler, StartupSamples
 from llm_perf_opt.serving.startup.startup_causes import explain_startup
 from llm_perf_opt.serving.startup.startup_records import STARTUP_FILE, StartupDocument
-from llm_perf_opt.serving.telemetry import gpu_figures, is_local, sampled_gpus
+from llm_perf_opt.serving.telemetry import gpu_figures, is_local, missing_samples, sampled_gpus
 from llm_perf_opt.serving.traffic.recorded_traffic import TraceSession
 from llm_perf_opt.serving.vllm_file import vllm_json
 from llm_perf_opt.system.files import write_whole
@@ -442,6 +442,7 @@ def _written(run: BenchRun, one: LoadRun, load: LoadSection, gpus: Sequence[GpuS
         one.stopped = None if one.stopped is None else run.redactor.text(one.stopped)
         result = level_result(one, load.slo, gpus=gpu_figures(gpus))
         run.levels.append(result)
+        run.notes += [reason for reason in missing_samples(gpus) if reason not in run.notes]
         _write_vllm(run, one, result)
         _judge(run, result)
         run.save("running")
