@@ -442,7 +442,7 @@ def _written(run: BenchRun, one: LoadRun, load: LoadSection, gpus: Sequence[GpuS
         one.stopped = None if one.stopped is None else run.redactor.text(one.stopped)
         result = level_result(one, load.slo, gpus=gpu_figures(gpus))
         run.levels.append(result)
-        run.notes += [reason for reason in missing_samples(gpus) if reason not in run.notes]
+        run.notes = list(dict.fromkeys([*run.notes, *missing_samples(gpus)]))
         _write_vllm(run, one, result)
         _judge(run, result)
         run.save("running")
