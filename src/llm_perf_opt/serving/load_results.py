@@ -247,10 +247,25 @@ def load_text(load: float) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CaptureWindow:
+    """The load during a capture of the server, of which nothing is measured, for the explanation of its requests.
+
+    `begun_s` is its start on the monotonic clock, to which `epoch_offset_ns` is added for the time of day. `captures`
+    are paths in the run directory.
+    """
+
+    tool: Literal["nsys", "engine"]
+    label: str
+    begun_s: float | None
+    epoch_offset_ns: int
+    captures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class BenchDocument:
     """`bench.json`: the server, and every level. `made_by` is the load generator, `recommended` the key of a level.
 
-    `reported` is what the server says about itself.
+    `reported` is what the server says about itself. `window` is the load of a capture whose requests are explained.
     """
 
     schema_version: Literal[1] = 1
@@ -263,6 +278,7 @@ class BenchDocument:
     recommended: str | None = None
     capacity: CapacityResult | None = None
     notes: tuple[str, ...] = ()
+    window: CaptureWindow | None = None
 
 
 def tpot_s(record: RequestRecord) -> float | None:

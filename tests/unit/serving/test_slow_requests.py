@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.report.sections.slow_requests import slow_lines, slow_sections, steps_text
 from llm_perf_opt.serving.requests.adapters.choose import INJECT, record_steps
 from llm_perf_opt.serving.requests.adapters.installed import installed_version
@@ -20,8 +21,10 @@ from llm_perf_opt.serving.requests.request_causes import LevelRecords, explain_l
 from llm_perf_opt.serving.requests.request_records import PARTS, SlowDocument, SlowLevel, StepRange
 from llm_perf_opt.serving.requests.request_timeline import step_ranges, time_steps
 from llm_perf_opt.serving.requests.request_trace import Declined, client_id, read_steps
+from llm_perf_opt.serving.requests.step_kernels import CapturedWork
 from llm_perf_opt.serving.serving_config import ServerSection
 from tests.support.simulated_engine import Planned, Simulated, planted_load, serve
+from tests.support.trace_builder import event, write_trace
 
 
 def _explain(simulated: Simulated, *, with_steps: bool = True) -> SlowLevel:
@@ -326,3 +329,96 @@ def test_a_diffusion_model_keeps_the_scheduler_made_for_it(
     (path,) = tmp_path.glob("steps-*.jsonl")
     with pytest.raises(Declined, match="a diffusion model"):
         read_steps(path.read_bytes().splitlines())
+
+
+def _trace_of_steps(path: Path, simulated: Simulated, *, epoch_s: float, late_s: float = 0.0) -> Path:
+    """A torch trace of the worker: in each step attention for what is prefilled, then one GEMM; a third of the step."""
+    trace = read_steps(simulated.lines)
+    base_s, prefilled = 1_700_000_000, {one.number: one.prompt_tokens for one in trace.requests}
+    events = []
+    for timed in time_steps(trace):
+        third_us = 1e6 * (timed.end_s - timed.start_s) / 3
+        start_us = 1e6 * (timed.start_s + epoch_s + late_s - base_s)
+        names = ["attention"] if any(prefilled[work.request] > work.computed for work in timed.step.work) else []
+        for place, name in enumerate([*names, "void gemm<float>(int)"]):
+            at = f"{start_us + (place + 0.5) * third_us:.3f}"
+            events.append(event("kernel", name, at, f"{third_us:.3f}", pid=0, tid=7, device=0))
+    return write_trace(path, events, after=f'"baseTimeNanoseconds": {base_s * 1_000_000_000}')
+
+
+def _captured(path: Path, *, epoch_s: float) -> CapturedWork:
+    timeline = read_torch_trace(path).timeline
+    work = CapturedWork.of(timeline, file="bench/engine/trace.json", epoch_offset_ns=int(epoch_s * 1e9))
+    assert work is not None
+    return work
+
+
+def test_the_kernels_of_a_part_are_those_that_a_capture_has_in_its_steps(tmp_path: Path) -> None:
+    simulated, epoch_s = serve(planted_load(seed=3), seed=3), 1_700_000_123.5
+    capture = _captured(_trace_of_steps(tmp_path / "trace.json", simulated, epoch_s=epoch_s), epoch_s=epoch_s)
+    level = LevelRecords(key="window", label="rate 1, captured", begun_s=simulated.begun_s, records=simulated.records)
+    explained = explain_level(level, [read_steps(simulated.lines)], [capture])
+    assert explained.captured is not None
+    assert (explained.captured.work, explained.captured.inside_share) == ("kernels", 1.0)
+    assert explained.captured.steps == sum(b'"step"' in line for line in simulated.lines)
+    delay = explained.delays[0]
+    # The prompt is computed in four steps; in each of them both kernels take a third.
+    assert [(one.name, one.count) for one in delay.kernels] == [("attention", 4), ("gemm", 4)]
+    assert delay.kernels[0].time_s == pytest.approx(sum(_times(simulated, delay.steps)) / 3, rel=1e-3)
+    victim = next(one for one in explained.slowest if one.index == 0)
+    parts = {part.name: part for part in victim.parts}
+    assert [one.count for one in parts["other requests' prefill"].kernels if one.name == "attention"] == [
+        sum(span.last - span.first + 1 for span in parts["other requests' prefill"].steps)
+    ]
+    assert parts["network and client"].kernels == ()
+    (section,) = slow_sections(
+        SlowDocument(engine="vllm", version="0.32.0", levels=(explained,)), source="bench/s.json"
+    )
+    table = next(one for one in section.tables if one.title == "Kernels by part, rate 1, captured")
+    assert all(str(row[4]).startswith(("attention ", "gemm ")) for row in table.rows) and len(table.rows) >= 10
+    assert "bench/engine/trace.json" in {link.target for link in section.links}
+
+
+def _times(simulated: Simulated, ranges: tuple[StepRange, ...]) -> list[float]:
+    timed = time_steps(read_steps(simulated.lines))
+    return [one.end_s - one.start_s for one in timed if any(r.first <= one.step.number <= r.last for r in ranges)]
+
+
+def test_a_capture_on_another_clock_or_of_another_process_gives_no_kernels(tmp_path: Path) -> None:
+    load = [Planned(at_s=0.2 * n, prompt_tokens=10, output_tokens=2) for n in range(20)]
+    simulated, epoch_s = serve(load), 1_700_000_123.5
+    path = _trace_of_steps(tmp_path / "trace.json", simulated, epoch_s=epoch_s, late_s=0.1)
+    level = LevelRecords(key="window", label="rate 1", begun_s=simulated.begun_s, records=simulated.records)
+    explained = explain_level(level, [read_steps(simulated.lines)], [_captured(path, epoch_s=epoch_s)])
+    assert explained.captured is None and all(not part.kernels for one in explained.slowest for part in one.parts)
+    assert explained.notes[0].startswith("the kernels of bench/engine/trace.json are not assigned to steps: 0 %")
+    # Two engines: the capture does not say of which it is.
+    first, second = ([line.replace(b"ab12.1.", name) for line in simulated.lines] for name in (b"ab12.1.", b"ab12.2."))
+    others = tuple(
+        replace(one, index=one.index + 50, request_id=f"llmperf.ab12.2.{one.index}") for one in level.records
+    )
+    both = replace(level, records=(*level.records, *others))
+    explained = explain_level(both, [read_steps(first), read_steps(second)], [_captured(path, epoch_s=epoch_s)])
+    assert explained.notes[0] == "kernels are not assigned to steps: 2 engine processes served the level"
+    # A trace without the time of day.
+    bare = read_torch_trace(write_trace(tmp_path / "bare.json", [event("cpu_op", "aten::mm", "1.0", "2.0")])).timeline
+    assert CapturedWork.of(bare, file="bare.json", epoch_offset_ns=0) is None
+
+
+def test_of_a_capture_without_a_gpu_operators_count_without_those_inside_them(tmp_path: Path) -> None:
+    simulated, epoch_s = serve([Planned(at_s=0.0, prompt_tokens=10, output_tokens=1)]), 1000.0
+    (timed,) = time_steps(read_steps(simulated.lines))
+    at_us = 1e6 * (timed.start_s + epoch_s)
+    events = [
+        event("cpu_op", "aten::linear", f"{at_us + 10:.3f}", "900.000"),
+        event("cpu_op", "aten::addmm", f"{at_us + 20:.3f}", "700.000"),
+    ]
+    path = write_trace(tmp_path / "t.json", events, after='"baseTimeNanoseconds": 1')
+    level = LevelRecords(key="window", label="rate 1", begun_s=simulated.begun_s, records=simulated.records)
+    explained = explain_level(level, [read_steps(simulated.lines)], [_captured(path, epoch_s=epoch_s)])
+    (prefill,) = [part for part in explained.slowest[0].parts if part.name == "own prefill"]
+    assert [(one.name, round(one.time_s, 7), one.count) for one in prefill.kernels] == [
+        ("aten::addmm", 0.0007, 1),
+        ("aten::linear", 0.0002, 1),
+    ]
+    assert explained.captured is not None and explained.captured.work == "operators"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -60,13 +60,14 @@ from llm_perf_opt.serving.load_results import (
     REQUESTS_FILE,
     BenchDocument,
     CapacityResult,
+    CaptureWindow,
     LevelResult,
     level_result,
 )
 from llm_perf_opt.serving.load_run import run_level
 from llm_perf_opt.serving.requests.adapters.choose import StepRecording, record_steps
 from llm_perf_opt.serving.requests.request_records import SLOW_FILE, SlowDocument
-from llm_perf_opt.serving.requests.stored_requests import STEP_FILES, explain_run, write_slow
+from llm_perf_opt.serving.requests.stored_requests import STEP_FILES, WINDOW_FILE, explain_run, write_slow
 from llm_perf_opt.serving.saturation import recommended, verdict
 from llm_perf_opt.serving.serving_config import LoadLevel, LoadSection
 from llm_perf_opt.serving.startup.sampler import StartupSampler, StartupSamples
@@ -109,6 +110,9 @@ class BenchRun:
     warm: WarmServer | None = None
     sent_to: SyncDocument | None = None
     slow: SlowDocument | None = None
+    recording: StepRecording | None = None
+    window: LoadRun | None = None
+    window_document: CaptureWindow | None = None
     startup: StartupDocument | None = None
     slow_notes: list[str] = field(default_factory=list)
     load_id: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
@@ -139,6 +143,7 @@ class BenchRun:
             levels=tuple(self.levels),
             capacity=self.capacity,
             notes=tuple(self.notes),
+            window=self.window_document,
         )
         best = recommended(found)
         return replace(found, recommended=None if best is None else best.key)
@@ -279,7 +284,7 @@ def _measure(run: BenchRun) -> None:
     traces = run.root / BENCH / "engine"
     is_engine = config.capture.tool == "engine"
     more = profile_args(config.server, traces) if is_engine else []
-    recording = _recording(run)
+    recording = run.recording = _recording(run)
     place, args = run.place, [*more, *recording.args]
     sampler = StartupSampler(out_dir=place.out_dir, environ=os.environ, redactor=run.redactor)
     until_ready: Callable[[Service], AbstractContextManager[Any]]
@@ -350,7 +355,8 @@ def _slow_files(run: BenchRun) -> list[StageFile]:
         return []
     folder = run.root / BENCH
     steps = [StageFile(role="engine_steps", path=path) for path in sorted(folder.glob(STEP_FILES))]
-    return [StageFile(role="slow_requests_json", path=folder / SLOW_FILE), *steps]
+    window = [StageFile(role="window_requests", path=folder / WINDOW_FILE)] if run.window_document else []
+    return [StageFile(role="slow_requests_json", path=folder / SLOW_FILE), *steps, *window]
 
 
 def _look_with_engine(run: BenchRun, server: RunningServer, folder: Path) -> None:
@@ -360,6 +366,7 @@ def _look_with_engine(run: BenchRun, server: RunningServer, folder: Path) -> Non
     if not found:
         run.notes.append(f"the server's own profiler left no file in {folder}; it may have written elsewhere")
     run.redactor.folder(folder)
+    _keep_window(run, "engine", [path for path in found if path.name.endswith((".json", ".json.gz"))])
     for path in found:
         if path.name.endswith((".json", ".json.gz")):
             run.notes.append(f"recorded by the server's own profiler: llm-perf analyze {path}")
@@ -373,16 +380,19 @@ def _look_with_nsys(run: BenchRun) -> None:
         raise ToolError(f"capture.tool=nsys: {tool.trouble}")
     records: list[CommandRecord] = []
     place = LookPlace.of(run.root, run.console, records, run.redactor)
+    recording = run.recording or StepRecording(section=config.server)
     window = record_with_nsys(
-        config.server,
+        recording.section,
         config.capture,
         run.place,
         place,
         tool=tool,
         session=f"llm-perf-{os.getpid()}",
+        more_args=recording.args,
         warm=lambda server: _warm_again(run, server),
         load=lambda server: _load_window(run, server),
     )
+    _keep_window(run, "nsys", window.exports)
     run.others.append(nsys_stage(place, window, server=config.server.name, label=run.levels[-1].label))
     run.redactor.folder(place.out_dir)
 
@@ -401,11 +411,28 @@ def _load_window(run: BenchRun, server: RunningServer) -> None:
     short = replace(load, duration_s=run.config.capture.duration_s)
     warm = run.warm
     assert warm is not None
-    level = run.runs[-1].level
-    one = LoadRun(level=level)
-    run_level(one, server.target, warm.template, warm.traffic_of("window"), short)
+    one = run.window = LoadRun(level=run.runs[-1].level)
+    # A window that had to be opened again has ids of its own.
+    template = replace(warm.template, id_prefix=f"llmperf.{uuid.uuid4().hex[:8]}.window")
+    run_level(one, server.target, template, warm.traffic_of("window"), short)
     if not any(record.status == "ok" for record in one.records):
         raise ToolError(f"capture: no request succeeded in the window ({one.stopped or 'none was sent'})")
+
+
+def _keep_window(run: BenchRun, tool: Literal["nsys", "engine"], captures: Sequence[Path]) -> None:
+    """What explains the requests of the window by its kernels: they themselves, the captures, and the two clocks."""
+    one = run.window
+    if one is None or run.config.capture.requests == "none":
+        return
+    lines = [msgspec.json.encode(record) for record in one.records]
+    write_whole(run.root / BENCH / WINDOW_FILE, b"".join(line + b"\n" for line in lines))
+    run.window_document = CaptureWindow(
+        tool=tool,
+        label=one.level.label,
+        begun_s=one.begun_s,
+        epoch_offset_ns=time.time_ns() - time.monotonic_ns(),
+        captures=tuple(str(path.relative_to(run.root)) for path in captures),
+    )
 
 
 def _measure_levels(run: BenchRun, server: RunningServer, warm: WarmServer) -> bool:

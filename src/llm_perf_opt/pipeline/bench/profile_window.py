@@ -5,7 +5,7 @@ slower also while nothing is recorded.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
@@ -45,6 +45,7 @@ def record_with_nsys(
     *,
     tool: Tool,
     session: str,
+    more_args: Sequence[str] = (),
     warm: Callable[[RunningServer], None],
     load: Callable[[RunningServer], None],
 ) -> NsysWindow:
@@ -62,7 +63,7 @@ def record_with_nsys(
         base = raw.reports / "run"
 
         def record() -> None:
-            with running_server(under, place, name="server-nsys", prefix=prefix) as server:
+            with running_server(under, place, name="server-nsys", prefix=prefix, more_args=more_args) as server:
                 warm(server)
                 _command(commands, build_nsys_start_cmd(session, base, nsys=nsys), raw.scratch, "start", window)
                 load(server)

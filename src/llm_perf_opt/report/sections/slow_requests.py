@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 
-from llm_perf_opt.core.sections import Cell, Link, Section, SectionTable
+from llm_perf_opt.core.sections import Cell, Link, Section, SectionTable, filled
 from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.serving.requests.request_records import (
     PARTS,
+    CapturedSteps,
     Delay,
     ExplainedRequest,
     Part,
     SlowDocument,
     SlowLevel,
+    StepKernel,
     StepRange,
 )
 
@@ -18,6 +20,7 @@ TITLE = "Slowest requests"
 DELAYS = "Requests that delayed others"
 LINES_SHOWN = 3
 RANGES_SHOWN = 3
+KERNELS_SHOWN = 3
 METHODS = {
     "steps": "Parts are measured: the engine recorded which request was in which step. Each moment belongs to one "
     "part, so that parts sum to the end-to-end time. The time that prefill adds to a shared step belongs to the "
@@ -36,9 +39,18 @@ def slow_sections(document: SlowDocument, *, source: str, files: Sequence[str] =
     texts = [line for level in levels for line in _verdicts(level)]
     texts += [METHODS[method] for method in dict.fromkeys(level.method for level in levels)]
     texts += [text for level in levels if (text := _matched(level, document)) is not None]
+    texts += [_captured(level.label, level.captured) for level in levels if level.captured is not None]
     texts += [*document.notes, *(note for level in levels for note in level.notes)]
-    tables = [table for level in levels for table in (_slowest(level, source), *_delays(level, source))]
-    links = (Link(text="every part with its steps", target=source), *(Link(text=f, target=f) for f in files))
+    tables = [
+        table
+        for level in levels
+        for table in (_slowest(level, source), *_delays(level, source), *_kernels(level, source))
+    ]
+    captures = [level.captured.file for level in levels if level.captured is not None]
+    links = (
+        Link(text="every part with its steps", target=source),
+        *(Link(text=f, target=f) for f in [*files, *captures]),
+    )
     return (Section(title=TITLE, paragraphs=tuple(dict.fromkeys(texts)), tables=tuple(tables), links=links),)
 
 
@@ -99,6 +111,37 @@ def _matched(level: SlowLevel, document: SlowDocument) -> str | None:
     )
 
 
+def _captured(label: str, captured: CapturedSteps) -> str:
+    return (
+        f"{label}: {captured.work} of {captured.steps:,} steps are from {captured.file}, put on the clock of the steps "
+        f"by the time of day; {100 * captured.inside_share:.1f} % of their time lies within steps. The profiler slows "
+        "the server down: this load shows which work the time goes to; its times are not those measured above."
+    )
+
+
+def _kernels(level: SlowLevel, source: str) -> list[SectionTable]:
+    """The work in the steps of each part of the slowest requests, longest parts first."""
+    if level.captured is None:
+        return []
+    work = level.captured.work
+    rows = [
+        (one.index, part.name, 1e3 * part.time_s, steps_text(part.steps), _work(part.kernels))
+        for one in level.slowest
+        for part in sorted(one.parts, key=lambda part: -part.time_s)
+        if part.kernels
+    ]
+    columns = ("request", "part", "ms", "steps", f"{work} of these steps")
+    return [
+        SectionTable(
+            title=f"{work.capitalize()} by part, {level.label}", columns=columns, rows=tuple(rows), source=source
+        )
+    ]
+
+
+def _work(kernels: Sequence[StepKernel]) -> str:
+    return "; ".join(f"{one.name} {_time(one.time_s)} ({one.count:,}×)" for one in kernels[:KERNELS_SHOWN])
+
+
 def _slowest(level: SlowLevel, source: str) -> SectionTable:
     names = [name for name in PARTS if any(part.name == name for one in level.slowest for part in one.parts)]
     is_bounded = level.method == "arrival times"
@@ -148,11 +191,16 @@ def _delays(level: SlowLevel, source: str) -> list[SectionTable]:
         columns = ("request", "prompt tokens", "others delayed", "by at most ms in total")
         rows = tuple((one.request, one.prompt_tokens, one.victims, 1e3 * one.time_s) for one in level.delays)
         return [SectionTable(title=f"{DELAYS}, {level.label}", columns=columns, rows=rows, source=source)]
-    found = tuple(
-        (one.request, one.prompt_tokens, one.victims, 1e3 * one.time_s, steps_text(one.steps)) for one in level.delays
-    )
-    names = ("request", "prompt tokens", "others delayed", "by ms in total", "steps")
-    return [SectionTable(title=f"{DELAYS}, {level.label}", columns=names, rows=found, source=source)]
+    found: dict[str, Sequence[Cell]] = {
+        "request": [one.request for one in level.delays],
+        "prompt tokens": [one.prompt_tokens for one in level.delays],
+        "others delayed": [one.victims for one in level.delays],
+        "by ms in total": [1e3 * one.time_s for one in level.delays],
+        "steps": [steps_text(one.steps) for one in level.delays],
+    }
+    if level.captured is not None:
+        found[f"{level.captured.work} of these steps"] = [_work(one.kernels) for one in level.delays]
+    return [filled(f"{DELAYS}, {level.label}", found, source)]
 
 
 def _time(seconds: float) -> str:

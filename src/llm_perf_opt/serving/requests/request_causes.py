@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from llm_perf_opt.serving.load_records import RequestRecord
 from llm_perf_opt.serving.requests.bounds import BoundedRequest, FirstTokens, bound_request
@@ -19,11 +20,13 @@ from llm_perf_opt.serving.requests.request_records import (
     StepTrace,
 )
 from llm_perf_opt.serving.requests.request_timeline import TimedStep, step_ranges, time_steps
+from llm_perf_opt.serving.requests.step_kernels import CapturedWork, StepKernels, kernels_by_step
 
 SLOWEST = 10
 DELAYS_KEPT = 10
 # Fewer steps of our own than this, and the parts may be those of other clients' work.
 ENOUGH_MATCHED = 0.95
+PartOrDelay = TypeVar("PartOrDelay", LatencyPart, Delay)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +51,22 @@ class _Engine:
     timed: tuple[TimedStep, ...]
     numbers: Mapping[str, EngineRequest]
     indices: Mapping[int, int]
+    kernels: StepKernels | None = None
+
+    def with_kernels(self, part: PartOrDelay) -> PartOrDelay:
+        return part if self.kernels is None else replace(part, kernels=self.kernels.of(part.steps))
 
 
-def explain_level(level: LevelRecords, traces: Sequence[StepTrace]) -> SlowLevel:
-    """Explain the ten slowest requests that succeeded, and rank the requests that delayed others."""
+def explain_level(level: LevelRecords, traces: Sequence[StepTrace], captures: Sequence[CapturedWork] = ()) -> SlowLevel:
+    """Explain the ten slowest requests that succeeded, and rank the requests that delayed others.
+
+    `captures` were made of the server while it served this level.
+    """
     slowest = sorted(level.answered, key=lambda record: -(record.latency_s or 0.0))[:SLOWEST]
     engines = _engines(level, traces)
     if level.begun_s is not None and any(engine.indices for engine in engines):
-        return _by_steps(level, slowest, engines, level.begun_s)
+        engines, notes = _captured(engines, captures)
+        return _by_steps(level, slowest, engines, level.begun_s, notes)
     return _by_arrivals(level, slowest)
 
 
@@ -82,8 +93,23 @@ def _engines(level: LevelRecords, traces: Sequence[StepTrace]) -> list[_Engine]:
     return engines
 
 
+def _captured(engines: list[_Engine], captures: Sequence[CapturedWork]) -> tuple[list[_Engine], list[str]]:
+    """With the kernels of their steps; a capture does not say to which of several engines it belongs."""
+    working = [engine for engine in engines if engine.indices]
+    if not captures:
+        return engines, []
+    if len(working) > 1:
+        return engines, [f"kernels are not assigned to steps: {len(working)} engine processes served the level"]
+    kernels, why = kernels_by_step(working[0].timed, captures)
+    return [replace(one, kernels=kernels) if one is working[0] else one for one in engines], [why] if why else []
+
+
 def _by_steps(
-    level: LevelRecords, slowest: Sequence[RequestRecord], engines: Sequence[_Engine], begun_s: float
+    level: LevelRecords,
+    slowest: Sequence[RequestRecord],
+    engines: Sequence[_Engine],
+    begun_s: float,
+    more_notes: Sequence[str],
 ) -> SlowLevel:
     first_tokens = FirstTokens.of(level.records)
     explained = []
@@ -97,9 +123,10 @@ def _by_steps(
             explained += _bounded(record, bound_request(record, first_tokens), first_tokens)
         else:
             explained.append(_explained(record, split, engine))
-    delays = [one for e in engines for one in delays_in_steps(e.timed, e.indices, e.trace.prompts)]
+    delays = [(one, e) for e in engines for one in delays_in_steps(e.timed, e.indices, e.trace.prompts)]
+    worst = sorted(delays, key=lambda pair: -pair[0].time_s)[:DELAYS_KEPT]
     match = _match(level, engines)
-    notes = [note for engine in engines for note in engine.trace.notes]
+    notes = [*more_notes, *(note for engine in engines for note in engine.trace.notes)]
     if match.steps_share is not None and match.steps_share < ENOUGH_MATCHED:
         notes.append(
             f"{match.steps - match.matched_steps} of {match.steps} steps held requests that this client did not send: "
@@ -115,8 +142,9 @@ def _by_steps(
         method="steps",
         match=match,
         slowest=tuple(explained),
-        delays=tuple(sorted(delays, key=lambda delay: -delay.time_s)[:DELAYS_KEPT]),
+        delays=tuple(engine.with_kernels(delay) for delay, engine in worst),
         notes=tuple(notes),
+        captured=next((engine.kernels.captured for engine in engines if engine.kernels is not None), None),
     )
 
 
@@ -160,7 +188,7 @@ def _explained(record: RequestRecord, split: SplitRequest, engine: _Engine) -> E
     gap = split.longest_gap
     if gap is not None and gap.request is not None:
         gap = replace(gap, request=engine.indices.get(gap.request))
-    return _document(record, "steps", split.parts, delays, gap)
+    return _document(record, "steps", tuple(engine.with_kernels(part) for part in split.parts), delays, gap)
 
 
 def _document(

@@ -26,6 +26,7 @@ PARTS: tuple[Part, ...] = (
     "before the first token",
 )
 Method = Literal["steps", "arrival times"]
+Work = Literal["kernels", "operators"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,11 +97,34 @@ class StepRange:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepKernel:
+    """A kernel in some steps, or an operator without those inside it where a capture holds no kernels."""
+
+    name: str
+    time_s: float
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapturedSteps:
+    """The capture whose `work` was assigned to steps, by its path in the run directory.
+
+    It recorded work in `steps` of them; `inside_share` of the work's time lies within steps.
+    """
+
+    file: str
+    work: Work
+    steps: int
+    inside_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class LatencyPart:
     """One part of a request's end-to-end time.
 
     `shared_s` is the time of it in steps with tokens of other requests. `low_s` and `high_s` bound it where arrival
-    times alone are known; they are None where it was measured.
+    times alone are known; they are None where it was measured. `kernels` took longest in its steps, where a capture of
+    them is at hand.
     """
 
     name: Part
@@ -109,6 +133,7 @@ class LatencyPart:
     low_s: float | None = None
     high_s: float | None = None
     steps: tuple[StepRange, ...] = ()
+    kernels: tuple[StepKernel, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +145,7 @@ class Delay:
     time_s: float
     victims: int = 1
     steps: tuple[StepRange, ...] = ()
+    kernels: tuple[StepKernel, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +203,10 @@ class MatchRate:
 
 @dataclass(frozen=True, kw_only=True)
 class SlowLevel:
-    """The slowest requests of one level, and the requests of it that delayed others most."""
+    """The slowest requests of one level, and the requests of it that delayed others most.
+
+    `captured` is the capture that its kernels come from, None where none covers it.
+    """
 
     level: str
     label: str
@@ -186,6 +215,7 @@ class SlowLevel:
     slowest: tuple[ExplainedRequest, ...]
     delays: tuple[Delay, ...]
     notes: tuple[str, ...] = ()
+    captured: CapturedSteps | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
