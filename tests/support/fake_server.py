@@ -85,7 +85,8 @@ class _Handler(BaseHTTPRequestHandler):
             )
             number = len(self.server.asked)
         if self.path in ("/start_profile", "/stop_profile"):
-            self._answer(404 if self.server.fault == "no_profiler" else 200, b"")
+            refuses = self.path == "/stop_profile" and self.server.fault == "no_stop_profile"
+            self._answer(404 if self.server.fault == "no_profiler" else 500 if refuses else 200, b"")
             return
         fault = self.server.fault
         # The first three are the probe and the warm-up.

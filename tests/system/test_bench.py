@@ -301,6 +301,12 @@ def test_a_server_without_a_profiler_is_told_from_one_that_fails(tmp_path: Path)
     assert done.code == 1
     assert "answers HTTP 404: this server offers no profiler of its own" in done.err
     assert _results(tmp_path)["levels"][0]["completed"] == 40
+    with fake_server(fault="no_stop_profile") as server:
+        folder = tmp_path / "stop"
+        folder.mkdir()
+        done = _bench(folder, f"server.url={server.url}", "capture.tool=engine", "capture.duration_s=0.3", *QUICK)
+    assert done.code == 1
+    assert "/stop_profile answers HTTP 500: the server failed while it wrote its trace" in done.err
 
 
 def _can_serve() -> bool:

@@ -362,7 +362,10 @@ def _slow_files(run: BenchRun) -> list[StageFile]:
 def _look_with_engine(run: BenchRun, server: RunningServer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     run.say(f"capture: {run.config.server.name} profiles itself")
-    found = record_with_engine(server, run.config.capture, folder, lambda running: _load_window(run, running))
+    window = record_with_engine(server, run.config.capture, folder, lambda running: _load_window(run, running))
+    found = window.files
+    if window.trouble is not None:
+        run.fail(window.trouble)
     if not found:
         run.notes.append(f"the server's own profiler left no file in {folder}; it may have written elsewhere")
     run.redactor.folder(folder)

@@ -37,6 +37,14 @@ class NsysWindow:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class EngineWindow:
+    """The files that a server's own profiler left; `trouble` is why the server failed to end it."""
+
+    files: tuple[Path, ...]
+    trouble: str | None = None
+
+
 def record_with_nsys(
     section: ServerSection,
     window: WindowSection,
@@ -117,15 +125,19 @@ def profile_args(section: ServerSection, folder: Path) -> list[str]:
 
 def record_with_engine(
     server: RunningServer, window: WindowSection, folder: Path, load: Callable[[RunningServer], None]
-) -> list[Path]:
-    """Ask the server to profile itself while it is loaded; the files it left in the folder."""
+) -> EngineWindow:
+    """Ask the server to profile itself while it is loaded."""
     inside = json.dumps(str(folder))[1:-1]
     _post(server, window, START, json.dumps(dict(server.section.profile_body)).replace("{dir}", inside))
+    trouble = None
     try:
         load(server)
     finally:
-        _post(server, window, STOP, "{}")
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+        try:
+            _post(server, window, STOP, "{}")
+        except ToolError as error:
+            trouble = str(error)
+    return EngineWindow(files=tuple(sorted(path for path in folder.rglob("*") if path.is_file())), trouble=trouble)
 
 
 def _post(server: RunningServer, window: WindowSection, path: str, body: str) -> None:
@@ -148,6 +160,11 @@ def _post(server: RunningServer, window: WindowSection, path: str, body: str) ->
         ) from error
     except NoAnswer as error:
         raise ToolError(f"capture.tool=engine: {url} did not answer ({error})") from error
+    if answer.status != HTTPStatus.OK and path == STOP:
+        raise ToolError(
+            f"capture.tool=engine: {url} answers HTTP {answer.status}: the server failed while it wrote its trace, and "
+            "its log says why; a shorter window (capture.duration_s) leaves less to write"
+        )
     if answer.status != HTTPStatus.OK:
         raise ToolError(
             f"capture.tool=engine: {url} answers HTTP {answer.status}: this server offers no profiler of its own, "
