@@ -60,8 +60,8 @@ WIDE = {
     "num_key_value_heads": 12,
     "head_dim": 64,
 }
-# Waves of a closed loop in each round.
-WAVES = 3
+# Waves of a closed loop in each round: which prompts share a step depends on chance in the first few.
+WAVES = 12
 DRAWINGS = 1000
 START_TIMEOUT_S = 180
 SIDE_TIMEOUT_S = 900
