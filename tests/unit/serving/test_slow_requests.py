@@ -370,12 +370,14 @@ def test_the_kernels_of_a_part_are_those_that_a_capture_has_in_its_steps(tmp_pat
     assert [one.count for one in parts["other requests' prefill"].kernels if one.name == "attention"] == [
         sum(span.last - span.first + 1 for span in parts["other requests' prefill"].steps)
     ]
-    assert parts["network and client"].kernels == ()
+    assert (parts["network and client"].kernels, parts["network and client"].kernels_s) == ((), None)
+    assert parts["decode"].kernels_s == pytest.approx(sum(one.time_s for one in parts["decode"].kernels))
     (section,) = slow_sections(
         SlowDocument(engine="vllm", version="0.32.0", levels=(explained,)), source="bench/s.json"
     )
     table = next(one for one in section.tables if one.title == "Kernels by part, rate 1, captured")
-    assert all(str(row[4]).startswith(("attention ", "gemm ")) for row in table.rows) and len(table.rows) >= 10
+    assert all(str(row[5]).startswith(("attention ", "gemm ")) for row in table.rows) and len(table.rows) >= 7
+    assert table.columns[4] == "all kernels, ms"
     assert "bench/engine/trace.json" in {link.target for link in section.links}
 
 

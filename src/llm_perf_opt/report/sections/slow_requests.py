@@ -21,6 +21,8 @@ DELAYS = "Requests that delayed others"
 LINES_SHOWN = 3
 RANGES_SHOWN = 3
 KERNELS_SHOWN = 3
+# Smaller parts of a request are in the document alone.
+PART_SHOWN = 0.05
 METHODS = {
     "steps": "Parts are measured: the engine recorded which request was in which step. Each moment belongs to one "
     "part, so that parts sum to the end-to-end time. The time that prefill adds to a shared step belongs to the "
@@ -125,12 +127,12 @@ def _kernels(level: SlowLevel, source: str) -> list[SectionTable]:
         return []
     work = level.captured.work
     rows = [
-        (one.index, part.name, 1e3 * part.time_s, steps_text(part.steps), _work(part.kernels))
+        (one.index, part.name, 1e3 * part.time_s, steps_text(part.steps), 1e3 * part.kernels_s, _work(part.kernels))
         for one in level.slowest
         for part in sorted(one.parts, key=lambda part: -part.time_s)
-        if part.kernels
+        if part.kernels_s is not None and part.time_s >= PART_SHOWN * one.e2e_s
     ]
-    columns = ("request", "part", "ms", "steps", f"{work} of these steps")
+    columns = ("request", "part", "ms", "steps", f"all {work}, ms", f"longest {work}")
     return [
         SectionTable(
             title=f"{work.capitalize()} by part, {level.label}", columns=columns, rows=tuple(rows), source=source
@@ -199,7 +201,7 @@ def _delays(level: SlowLevel, source: str) -> list[SectionTable]:
         "steps": [steps_text(one.steps) for one in level.delays],
     }
     if level.captured is not None:
-        found[f"{level.captured.work} of these steps"] = [_work(one.kernels) for one in level.delays]
+        found[f"longest {level.captured.work}"] = [_work(one.kernels) for one in level.delays]
     return [filled(f"{DELAYS}, {level.label}", found, source)]
 
 

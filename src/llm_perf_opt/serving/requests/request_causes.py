@@ -54,7 +54,10 @@ class _Engine:
     kernels: StepKernels | None = None
 
     def with_kernels(self, part: PartOrDelay) -> PartOrDelay:
-        return part if self.kernels is None else replace(part, kernels=self.kernels.of(part.steps))
+        if self.kernels is None or not part.steps:
+            return part
+        kernels, kernels_s = self.kernels.of(part.steps)
+        return replace(part, kernels=kernels, kernels_s=kernels_s)
 
 
 def explain_level(level: LevelRecords, traces: Sequence[StepTrace], captures: Sequence[CapturedWork] = ()) -> SlowLevel:

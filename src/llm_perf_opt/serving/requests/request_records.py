@@ -124,7 +124,7 @@ class LatencyPart:
 
     `shared_s` is the time of it in steps with tokens of other requests. `low_s` and `high_s` bound it where arrival
     times alone are known; they are None where it was measured. `kernels` took longest in its steps, where a capture of
-    them is at hand.
+    them is at hand; all of them together took `kernels_s`.
     """
 
     name: Part
@@ -134,6 +134,7 @@ class LatencyPart:
     high_s: float | None = None
     steps: tuple[StepRange, ...] = ()
     kernels: tuple[StepKernel, ...] = ()
+    kernels_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +147,7 @@ class Delay:
     victims: int = 1
     steps: tuple[StepRange, ...] = ()
     kernels: tuple[StepKernel, ...] = ()
+    kernels_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

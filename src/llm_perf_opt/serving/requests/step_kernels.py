@@ -77,8 +77,8 @@ class StepKernels:
     time_ns: Ints
     step: Ints
 
-    def of(self, ranges: Sequence[StepRange]) -> tuple[StepKernel, ...]:
-        """What took longest in these steps."""
+    def of(self, ranges: Sequence[StepRange]) -> tuple[tuple[StepKernel, ...], float]:
+        """What took longest in these steps, and the time of everything in them, in seconds."""
         chosen = np.zeros(len(self.step), np.bool_)
         for one in ranges:
             chosen |= (one.first <= self.step) & (self.step <= one.last)
@@ -88,10 +88,11 @@ class StepKernels:
         longest = [code for code in np.argsort(-sums, kind="stable")[:KERNELS_KEPT].tolist() if sums[code]]
         full = [self.names[int(codes[code])] for code in longest]
         short = distinct_short_names(full) if self.captured.work == "kernels" else full
-        return tuple(
+        kept = tuple(
             StepKernel(name=name, time_s=float(sums[code]) / NS, count=int(counts[code]))
             for name, code in zip(short, longest, strict=True)
         )
+        return kept, float(sums.sum()) / NS
 
 
 def kernels_by_step(timed: Sequence[TimedStep], captures: Sequence[CapturedWork]) -> tuple[StepKernels | None, str]:
