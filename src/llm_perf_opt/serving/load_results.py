@@ -152,8 +152,8 @@ class LevelResult:
         if self.comes_in_bursts:
             gaps = self.latencies["itl"]
             found.append(
-                f"tokens of a stream arrive in bursts (half of the gaps are under {format_ms(gaps.median_ms or 0.0)}, "
-                f"their mean is {format_ms(gaps.mean_ms or 0.0)}), so TTFT, TPOT and ITL are those of bursts; "
+                f"tokens of a stream arrive in bursts (gaps: median {format_ms(gaps.median_ms or 0.0)}, "
+                f"mean {format_ms(gaps.mean_ms or 0.0)}), so TTFT, TPOT and ITL are those of bursts; "
                 "end-to-end times and throughput hold. A busy machine does that, and a server that sends text only "
                 "once it is whole."
             )

@@ -332,6 +332,8 @@ class _Scraper:
     def _work(self) -> None:
         url = self._target.url.rstrip("/") + (self._target.metrics_path or "")
         is_last = False
+        # Before the start of the load there is nothing to sample.
+        self._stop.wait(self._begun - time.perf_counter())
         while not is_last:
             is_last = self._stop.is_set()
             at = time.perf_counter() - self._begun

@@ -1,6 +1,6 @@
 """Slow requests as a section of the report, and as lines for the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from llm_perf_opt.core.sections import Cell, Link, Section, SectionTable, filled
 from llm_perf_opt.core.units import format_ms
@@ -21,6 +21,12 @@ DELAYS = "Requests that delayed others"
 LINES_SHOWN = 3
 RANGES_SHOWN = 3
 KERNELS_SHOWN = 3
+# Headings of parts: the table has many columns.
+SHORT: Mapping[Part, str] = {
+    "other requests' prefill": "others' prefill",
+    "host and scheduler": "host",
+    "network and client": "network",
+}
 # Smaller parts of a request are in the document alone.
 PART_SHOWN = 0.05
 METHODS = {
@@ -51,7 +57,8 @@ def slow_sections(document: SlowDocument, *, source: str, files: Sequence[str] =
     captures = [level.captured.file for level in levels if level.captured is not None]
     links = (
         Link(text="every part with its steps", target=source),
-        *(Link(text=f, target=f) for f in [*files, *captures]),
+        *(Link(text="steps of the engine", target=file) for file in files),
+        *(Link(text="capture of the server", target=file) for file in captures),
     )
     return (Section(title=TITLE, paragraphs=tuple(dict.fromkeys(texts)), tables=tuple(tables), links=links),)
 
@@ -73,6 +80,11 @@ def steps_text(ranges: Sequence[StepRange]) -> str:
     return ", ".join([*shown, "…"] if len(ranges) > RANGES_SHOWN else shown)
 
 
+def _named_steps(ranges: Sequence[StepRange]) -> str:
+    is_one = len(ranges) == 1 and ranges[0].first == ranges[0].last
+    return f"{'step' if is_one else 'steps'} {steps_text(ranges)}"
+
+
 def _verdicts(level: SlowLevel) -> list[str]:
     """What dominates the slowest requests, and who delayed the others most."""
     if not level.slowest:
@@ -87,7 +99,7 @@ def _verdicts(level: SlowLevel) -> list[str]:
 
 def _delay_text(delay: Delay, level: SlowLevel) -> str:
     most = "up to " if level.method == "arrival times" else ""
-    where = f", in steps {steps_text(delay.steps)}" if delay.steps else ""
+    where = f", in {_named_steps(delay.steps)}" if delay.steps else ""
     others = "1 other" if delay.victims == 1 else f"{delay.victims} others"
     return f"the prefill of {_name(delay)} delayed {others} by {most}{_time(delay.time_s)} in total{where}"
 
@@ -147,8 +159,8 @@ def _work(kernels: Sequence[StepKernel]) -> str:
 def _slowest(level: SlowLevel, source: str) -> SectionTable:
     names = [name for name in PARTS if any(part.name == name for one in level.slowest for part in one.parts)]
     is_bounded = level.method == "arrival times"
-    columns = ["request", "sent s", "prompt tokens", "end-to-end", *names]
-    columns += ["of others' prefill at least"] if is_bounded else ["in shared steps"]
+    columns = ["request", "sent s", "prompt", "end-to-end", *(SHORT.get(name, name) for name in names)]
+    columns += ["others' prefill at least"] if is_bounded else ["shared steps"]
     rows = [(*_cells(one, names), _least(one) if is_bounded else _shared(one), *_causes(one)) for one in level.slowest]
     return SectionTable(
         title=f"Slowest requests, {level.label}, in ms",
@@ -177,7 +189,7 @@ def _causes(one: ExplainedRequest) -> tuple[str, str]:
     delayed = longest = ""
     if one.delayed_by:
         delay = one.delayed_by[0]
-        where = f", steps {steps_text(delay.steps)}" if delay.steps else ""
+        where = f", {_named_steps(delay.steps)}" if delay.steps else ""
         delayed = f"{delay.request}: {_time(delay.time_s)}{where}"
     gap = one.longest_gap
     if gap is not None and gap.time_s:
