@@ -523,6 +523,9 @@ def over_time_svg(
     return drawing.page(title, _entries(points))
 
 
+FEW_OTHERS = 4
+
+
 def trade_svg(
     lines: Mapping[str, Sequence[LoadPoint]],
     *,
@@ -533,7 +536,7 @@ def trade_svg(
 ) -> str:
     """Throughput against latency: the points of each name joined in their order, those of the first named.
 
-    `others` are points of no line.
+    `others` are points of no line, named too where there are few.
     """
     every = [*others, *(point for group in lines.values() for point in group)]
     drawing = Drawing(linear_axis((p.x for p in every), text=x_text), linear_axis((p.y_ms for p in every), unit="ms"))
@@ -544,7 +547,8 @@ def trade_svg(
         for p in group:
             text = f"{p.label}: {digits(p.x)}, {format_ms(p.y_ms)}"
             drawing.dot(p.x, p.y_ms, 4.5, f'fill="{colour}"', name=text)
-    for p in next(iter(lines.values()), ()):
+    few = others if len(others) <= FEW_OTHERS else ()
+    for p in (*next(iter(lines.values()), ()), *few):
         drawing.name(p.x, p.y_ms, p.label)
     return drawing.page(title, _entries(lines), is_inline=is_inline)
 

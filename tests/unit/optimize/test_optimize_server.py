@@ -410,6 +410,10 @@ def test_without_log_probabilities_texts_decide_unless_the_start_differs_from_it
     assert (steady.verdict, steady.limits) == ("different", "equal texts: the server reports no log probabilities")
     unsteady = check_answers(ServedReference(answers=(one,), again=(two,)), [two], is_lossy=False)
     assert unsteady.verdict == "not comparable"
+    # Reported, but no token is common to compare them.
+    said, other = answer(("a", -0.5)), answer(("q", -0.5))
+    apart = check_answers(ServedReference(answers=(said,), again=(said,)), [other], is_lossy=False)
+    assert apart.verdict == "different" and apart.limits.startswith("a mean change of log probabilities of at most")
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,9 @@ def _verdict(
         return "within rounding", said
     if any(not one.is_equal for one in own):
         return "not comparable", "the start answers the same prompts differently itself"
-    return "different", said if mean is not None else "equal texts: the server reports no log probabilities"
+    # Texts that differ from their first token on have none to compare.
+    reports = mean is not None or any(one.changes for one in own)
+    return "different", said if reports else "equal texts: the server reports no log probabilities"
 
 
 def _text(
