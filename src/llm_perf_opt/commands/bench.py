@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
-from llm_perf_opt.pipeline.bench.bench_config import read_config
 from llm_perf_opt.system.json_output import asks_for_json, print_interrupted, print_json, text_to_stderr, without_json
 
 HELP = """\
@@ -45,6 +44,9 @@ def main(argv: Sequence[str]) -> int:
     if "-h" in argv or "--help" in argv:
         print(HELP, end="")
         return EXIT_OK
+    # What reads a configuration takes longer to import than the help to print.
+    from llm_perf_opt.pipeline.bench.bench_config import read_config
+
     as_json = asks_for_json(argv)
     config = read_config(without_json(argv), user_dir=Path.cwd())
     from llm_perf_opt.commands.profile import terminate_like_interrupt

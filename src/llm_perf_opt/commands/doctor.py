@@ -9,7 +9,6 @@ from typing import Literal
 
 from llm_perf_opt.commands.entry import command_parser
 from llm_perf_opt.core.host import Host, Tool
-from llm_perf_opt.pipeline.preflight import RUN_EXTRA, too_old
 from llm_perf_opt.profiling.vendor.vendor_tools import importer_trouble, probe_host
 from llm_perf_opt.system.json_output import print_json
 from llm_perf_opt.system.process import allowed_environment
@@ -33,6 +32,8 @@ class Check:
 
 def diagnose(host: Host) -> list[Check]:
     """Every check, in the order a person would make them."""
+    from llm_perf_opt.pipeline.preflight import RUN_EXTRA
+
     free = host.disk_free_bytes
     return [
         Check(name="python", ok=True, value=host.python),
@@ -56,6 +57,8 @@ def diagnose(host: Host) -> list[Check]:
 
 
 def _package(host: Host, name: str, remedy: str) -> Check:
+    from llm_perf_opt.pipeline.preflight import too_old
+
     version = host.packages.get(name)
     if version is None:
         return Check(name=name, ok=False, value="not installed", remedy=remedy)

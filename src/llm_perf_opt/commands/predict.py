@@ -4,16 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.errors import EXIT_OK
-from llm_perf_opt.planning.planning_document import predictions_document
-from llm_perf_opt.planning.planning_rows import predict_rows
-from llm_perf_opt.planning.predict_request import parse_request
-from llm_perf_opt.planning.predicted_rows import BY_KEY, sorted_rows
-from llm_perf_opt.planning.prediction_files import write_csv, write_plot
-from llm_perf_opt.planning.prediction_table import WIDTH, render_table
-from llm_perf_opt.system.json_output import print_json
-from llm_perf_opt.system.terminal import screen_width
 
 HELP = """\
 llm-perf predict [OVERRIDE ...] [--wide] [--sort COLUMN] [--csv FILE]
@@ -63,6 +54,17 @@ def main(argv: Sequence[str]) -> int:
     if "-h" in argv or "--help" in argv:
         print(HELP, end="")
         return EXIT_OK
+    # They take longer to import than the help to print.
+    from llm_perf_opt.config.paths import conf_dir
+    from llm_perf_opt.planning.planning_document import predictions_document
+    from llm_perf_opt.planning.planning_rows import predict_rows
+    from llm_perf_opt.planning.predict_request import parse_request
+    from llm_perf_opt.planning.predicted_rows import BY_KEY, sorted_rows
+    from llm_perf_opt.planning.prediction_files import write_csv, write_plot
+    from llm_perf_opt.planning.prediction_table import WIDTH, render_table
+    from llm_perf_opt.system.json_output import print_json
+    from llm_perf_opt.system.terminal import screen_width
+
     request = parse_request(argv, conf=conf_dir())
     key = request.options.get("--sort")
     rows = sorted_rows(predict_rows(request), key)

@@ -26,6 +26,20 @@ def test_the_help_names_every_command_and_fits_80_columns(capsys: pytest.Capture
     assert max(map(len, lines)) <= 80
 
 
+def test_the_help_of_a_command_waits_for_none_of_the_modules_that_do_its_work() -> None:
+    program = """if 1:
+        import sys
+        from llm_perf_opt.cli import main
+        for name in ("plan", "predict", "bench"):
+            assert main([name, "--help"]) == 0
+        work = ("model", "pipeline", "planning", "serving")
+        print([name for name in sys.modules if name.startswith(tuple(f"llm_perf_opt.{part}" for part in work))])
+        print([name for name in ("hydra", "omegaconf", "pydantic", "torch", "yaml") if name in sys.modules])
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-2:] == ["[]", "[]"]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
