@@ -6,6 +6,8 @@ STAMP := $(VENV)/.installed
 RUN_STAMP := $(VENV)/.installed-run
 # Two workers: the machine the suite is sized for has two cores.
 WORKERS ?= 2
+# Hundreds of interpreters start in the tests: without bytecode files each of them compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-quick test-long test-cluster test-lowest verdicts coverage fuzz drill soak lock relock audit lint format docs workflows release-check clean
 
