@@ -1,6 +1,6 @@
 """Scores profilers on programs with one planted cause each: does the first answer name the cause and its line?
 
-    python benchmarks/causes/run.py [NAME ...] [--device cuda] [--peers] [--json FILE]
+    python benchmarks/causes/run.py [NAME ...] [--device cuda] [--peers] [--json FILE] [--keep FOLDER]
 
 `llm-perf run` is requested the id of the cause and the owner in the title of its first finding; `llm-perf analyze` for
 the same of the torch trace of that run, which programs with torch have. A peer has no ids: it scores where the heaviest
@@ -251,6 +251,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--peers", action="store_true", help="ask other profilers too")
     parser.add_argument("--json", type=Path, help="also write the answers here")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep runs with a wrong answer here")
     given = parser.parse_args()
     rows = load_planted()
     unknown = set(given.names) - {row.name for row in rows}
@@ -270,7 +271,11 @@ def main() -> int:
             for name, answer in found[row.name].items():
                 mark = "right" if answer.is_right else "WRONG"
                 print(f"{row.name:16} {name:16} {mark:6} {answer.seconds:5.1f} s  {answer.said}", flush=True)
-            shutil.rmtree(_run_dir(row, Path(scratch)), ignore_errors=True)
+            run_dir = _run_dir(row, Path(scratch))
+            is_wrong = not all(answer.is_right for answer in found[row.name].values())
+            if given.keep is not None and is_wrong and run_dir.is_dir():
+                shutil.copytree(run_dir, given.keep / row.name, dirs_exist_ok=True)
+            shutil.rmtree(run_dir, ignore_errors=True)
             if given.json is not None:
                 # After every program: a score that is interrupted keeps the answers it has.
                 answers_by_program = {
