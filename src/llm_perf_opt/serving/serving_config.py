@@ -243,5 +243,6 @@ class WindowSection:
     startup: bool = False
     duration_s: Seconds = 10.0
     trace: str = "cuda,nvtx,osrt"
+    cuda_graph_trace: Literal["node", "graph"] = "graph"
     keep_report: bool = False
     timeout_s: Seconds = 600.0

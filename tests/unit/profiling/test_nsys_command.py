@@ -15,9 +15,11 @@ from llm_perf_opt.profiling.stages.nsys import STAGE, NsysConfig
 from llm_perf_opt.profiling.vendor.nsys import (
     build_nsys_cmd,
     build_nsys_export_cmd,
+    build_nsys_launch_cmd,
     find_reports,
     find_unimported,
     keep_exit_code,
+    trace_of_window,
 )
 from llm_perf_opt.testing import plain_host
 
@@ -259,3 +261,32 @@ def test_every_sample_is_captured_once_unless_ranges_or_phases_are_counted() -> 
     assert NsysConfig(stop_after_repeats=None).repeats is None
     assert NsysConfig(capture_range="nvtx", nvtx_capture="decode", capture_range_end="repeat:8").repeats is None
     assert NsysConfig(stop_after_phases=8).repeats is None
+
+
+@pytest.mark.parametrize(
+    ("version", "trace", "traced"),
+    [
+        (None, "cuda,nvtx", "cuda,nvtx"),
+        ("2025.5.1", "cuda,nvtx", "cuda,nvtx"),
+        ("2025.6.1", "cuda,nvtx", "cuda-sw,nvtx"),
+        ("2026.3.1.157", "osrt,cuda-hw", "osrt,cuda-hw"),
+    ],
+)
+def test_a_window_is_traced_in_software_where_nsys_would_trace_in_hardware(
+    version: str | None, trace: str, traced: str
+) -> None:
+    assert trace_of_window(trace, version) == traced
+    whole, gated = NsysConfig(trace=trace), NsysConfig(trace=trace, duration_s=5)
+    ((_, to_its_end),) = plan_captures(whole, "nsys", version=version)
+    ((_, window),) = plan_captures(gated, "nsys", version=version)
+    ((_, program),) = plan_captures(whole, "nsys", version=version, is_own=False)
+    assert (to_its_end.trace, window.trace, program.trace) == (trace, traced, traced)
+
+
+def test_cuda_in_software_is_cuda_for_the_flags_that_need_it() -> None:
+    assert "--cuda-graph-trace=node" in build_nsys_cmd("o", ["w"], trace="cuda-sw,nvtx")
+    assert _texts(NsysConfig(capture_range="cudaProfilerApi", trace="cuda-sw")) == []
+    assert build_nsys_launch_cmd("s", trace="cuda-sw") == [
+        *("nsys", "launch", "--session-new=s", "--trace=cuda-sw", "--cuda-graph-trace=graph", "--wait=primary")
+    ]
+    assert "--cuda-graph-trace=graph" not in build_nsys_launch_cmd("s", trace="nvtx")

@@ -20,6 +20,7 @@ from llm_perf_opt.profiling.vendor.nsys import (
     build_nsys_start_cmd,
     build_nsys_stop_cmd,
     find_reports,
+    trace_of_window,
 )
 from llm_perf_opt.serving.client.exchange import NoAnswer, TooLate, exchange
 from llm_perf_opt.serving.engine import NeverReady, RunningServer, ServerPlace, running_server
@@ -62,7 +63,12 @@ def record_with_nsys(
     own = place.environ.get("TMPDIR")
     # nsys gets its own folder for what it writes meanwhile; the server keeps the user's.
     prefix = [
-        *build_nsys_launch_cmd(session, nsys=nsys, trace=window.trace),
+        *build_nsys_launch_cmd(
+            session,
+            nsys=nsys,
+            trace=trace_of_window(window.trace, tool.version),
+            cuda_graph_trace=window.cuda_graph_trace,
+        ),
         *(["env", f"TMPDIR={own}"] if own else ["env", "-u", "TMPDIR"]),
     ]
     notes: list[str] = []

@@ -37,6 +37,7 @@ from llm_perf_opt.profiling.generated import collect_generated
 from llm_perf_opt.profiling.nsys.isolation import isolation
 from llm_perf_opt.profiling.nsys.nsys_capture import WORK_DIR, CaptureOptions, NsysCaptured, run_capture
 from llm_perf_opt.profiling.nsys.scrub import RawFolder, publish_leftovers, publish_report, raw_folder
+from llm_perf_opt.profiling.vendor.nsys import trace_of_window, traces_cuda
 from llm_perf_opt.report.sections.idle_sections import idle_sections
 from llm_perf_opt.report.sections.rank_sections import rank_sections, traffic_section
 
@@ -125,7 +126,11 @@ def _capture_all(
     notes: list[str] = []
     nsys = ctx.host.tool("nsys").path or "nsys"
     planned = plan_captures(
-        cfg, nsys, is_own=ctx.config.workload.command is None, ends_after_s=ctx.config.workload.duration_s
+        cfg,
+        nsys,
+        version=ctx.host.tool("nsys").version,
+        is_own=ctx.config.workload.command is None,
+        ends_after_s=ctx.config.workload.duration_s,
     )
     try:
         for base, options in planned:
@@ -168,7 +173,8 @@ def _without_ranges(
     JAX programs do that to nsys 2025.3: what is left of the first can be a single kernel, or all of them.
     """
     trace = [kind for kind in options.trace.split(",") if kind != "nvtx"]
-    if not read_nsys_sqlite(torn[0]).may_lack_gpu_work or "cuda" not in trace or options.capture_range != "none":
+    has_lost = read_nsys_sqlite(torn[0]).may_lack_gpu_work and traces_cuda(options.trace)
+    if not has_lost or options.capture_range != "none":
         return torn, []
     ctx.say("nsys: names of ranges kept it from importing all of the capture; once more without ranges")
     notes: list[str] = []
@@ -191,16 +197,23 @@ def _without_ranges(
 
 
 def plan_captures(
-    cfg: "NsysConfig", nsys: str, *, is_own: bool = True, ends_after_s: float | None = None
+    cfg: "NsysConfig",
+    nsys: str,
+    *,
+    version: str | None = None,
+    is_own: bool = True,
+    ends_after_s: float | None = None,
 ) -> list[tuple[str, CaptureOptions]]:
     """File base and options of each capture: one, or one per range that nsys or our own workload gates by.
 
     A program of the user's own that was to be ended after a while (`workload.duration_s`) is so under nsys too.
     """
     capture = cfg.capture_in_force
+    duration_s = cfg.duration_s if is_own else (cfg.duration_s or _longest_window(cfg, ends_after_s))
+    is_window = capture != "none" or duration_s is not None
     options = CaptureOptions(
         nsys=nsys,
-        trace=cfg.traced,
+        trace=trace_of_window(cfg.traced, version) if is_window else cfg.traced,
         sample=cfg.sample,
         cpuctxsw=cfg.cpuctxsw,
         capture_range=capture,
@@ -213,7 +226,7 @@ def plan_captures(
         output=cfg.output,
         timeout_s=cfg.timeout_s,
         delay_s=cfg.delay_s,
-        duration_s=cfg.duration_s if is_own else (cfg.duration_s or _longest_window(cfg, ends_after_s)),
+        duration_s=duration_s,
         stop_after_phases=cfg.stop_after_phases,
         repeats=cfg.repeats,
     )
@@ -264,10 +277,11 @@ def _require_kernels(cfg: "NsysConfig", analysis: CaptureAnalysis, child: Metric
     """A workload that ran on the GPU and left no kernel was not traced: no empty success."""
     device = (child.model.device if child is not None else None) or ""
     empty = not analysis.gpu.kernel_count and not analysis.graphs.launches_traced_as_a_whole
-    if empty and device.startswith("cuda") and "cuda" in cfg.traced.split(",") and cfg.capture_in_force == "none":
+    if empty and device.startswith("cuda") and traces_cuda(cfg.traced) and cfg.capture_in_force == "none":
         raise ProfilingError(
             f"nsys recorded no kernel although the workload ran on {device}; the driver may be too new for this nsys, "
-            "or another profiler is attached. See nsys/log.txt; a newer Nsight Systems usually helps"
+            "or another profiler is attached. See nsys/log.txt; a newer Nsight Systems usually helps, from 2025.6 on "
+            "also cuda-sw in place of cuda in pipeline.nsys.trace"
         )
 
 

@@ -14,7 +14,7 @@ from llm_perf_opt.core.names import NSYS
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Obstacle, Preview, StageContext
 from llm_perf_opt.profiling.baseline import forget_results, used_samples
-from llm_perf_opt.profiling.vendor.nsys import CAPTURE_ENDS, CAPTURE_ENDS_WORDS, KeepReport
+from llm_perf_opt.profiling.vendor.nsys import CAPTURE_ENDS, CAPTURE_ENDS_WORDS, KeepReport, traces_cuda
 from llm_perf_opt.workload.outputs import output_problems
 
 SCOPES = ("none", "process-tree", "system-wide")
@@ -134,9 +134,9 @@ class NsysConfig(StageConfig):
             found.append(
                 Problem(key="capture_range_end", text=f"not known to nsys (got {end!r}), allowed: {CAPTURE_ENDS_WORDS}")
             )
-        needed = {"nvtx": "nvtx", "cudaProfilerApi": "cuda"}
-        if self.capture_in_force in needed and needed[self.capture_in_force] not in self.traced.split(","):
-            wanted = needed[self.capture_in_force]
+        has = {"nvtx": "nvtx" in self.traced.split(","), "cuda": traces_cuda(self.traced)}
+        wanted = {"nvtx": "nvtx", "cudaProfilerApi": "cuda"}.get(self.capture_in_force)
+        if wanted is not None and not has[wanted]:
             found.append(
                 Problem(
                     key="trace",
@@ -247,7 +247,13 @@ class NsysStage:
 
         workload = ctx.config.workload
         nsys = ctx.host.tool("nsys").path or "nsys"
-        planned = plan_captures(cfg, nsys, is_own=workload.command is None, ends_after_s=workload.duration_s)
+        planned = plan_captures(
+            cfg,
+            nsys,
+            version=ctx.host.tool("nsys").version,
+            is_own=workload.command is None,
+            ends_after_s=workload.duration_s,
+        )
         commands = tuple(tuple(command_line(ctx, options, base)) for base, options in planned)
         return Preview(text=cfg.gate, commands=(*clean_pass_commands(ctx), *commands))
 
