@@ -177,7 +177,7 @@ def test_known_values_are_taken_out_of_data_wherever_they_stand() -> None:
         lambda value: repr({"password": value, "user": "x"}),
     ],
 )
-@pytest.mark.parametrize("value", ["pa\"ss'w<o>rd&1", "Zürich-geheim ß99", "back\\slash\\n99"])
+@pytest.mark.parametrize("value", ["pa\"ss'w<o>rd&1", "ab+cd/ef=g12", "Zürich-geheim ß99", "back\\slash\\n99"])
 def test_a_known_value_is_found_as_programs_write_it(value: str, written: Callable[[str], str]) -> None:
     clean = Redactor.of({"DB_PASSWORD": value}).without_known(written(value))
     # Of base64 the last group stays, which reveals as much as two letters.
@@ -283,6 +283,9 @@ def test_of_a_long_log_the_two_ends_are_kept_and_no_half_of_a_secret(
                 assert 2 * (kept - len(secret)) - 1000 < len(found) < 2 * kept + 200
 
 
+LOGIN = base64.b64encode(b"bob:plain/word9").decode()
+
+
 @pytest.mark.parametrize(
     ("name", "value", "printed"),
     [
@@ -296,6 +299,8 @@ def test_of_a_long_log_the_two_ends_are_kept_and_no_half_of_a_secret(
         ("PIN_PASSWORD", "84726153", "84726153"),
         ("DB_PASS", "hunterz", "hunterz"),
         ("REDIS_AUTH", "dragonfl", "dragonfl"),
+        ("DOCKER_AUTH_CONFIG", f'{{"auths": {{"r.io": {{"auth": "{LOGIN}"}}}}}}', "plain/word9"),
+        ("PROXY_AUTHORIZATION", f"Basic {LOGIN}", "plain/word9"),
     ],
 )
 def test_a_part_of_a_value_is_known_in_the_form_programs_print_it(name: str, value: str, printed: str) -> None:

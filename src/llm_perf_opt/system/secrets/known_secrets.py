@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
-from llm_perf_opt.system.secrets.secret_shapes import SECRET_NAME, is_mixed, is_secret, names_a_setting, shape_spans
+from llm_perf_opt.system.secrets.secret_shapes import (
+    SECRET_NAME,
+    is_mixed,
+    is_secret,
+    login_in,
+    names_a_setting,
+    shape_spans,
+)
 
 # A shorter value may be a common word, and would be removed everywhere.
 SHORTEST_KNOWN = 6
@@ -104,6 +111,9 @@ def _parts(name: str, value: str) -> Iterator[str]:
     url = re.search(r"://[^/\s:@]*:([^/\s]+)@", value)
     if url:
         yield url[1]
+    # `Basic` of a header, and the files of Docker and npm.
+    logins = (login_in(run) for run in re.findall(r"[A-Za-z0-9+/]{8,2048}={0,2}", value))
+    yield from (login[1] for login in logins if login)
     yield from (value[start:end] for start, end in shape_spans(value))
     words = value.split()
     yield from (word for word in words if len(words) > 1 and len(word) >= 16)
@@ -157,6 +167,8 @@ def _forms(piece: str) -> Iterator[str]:
     yield repr(piece)[1:-1]
     yield html.escape(piece)
     yield quote(piece, safe="")
+    # What most libraries leave as it is in a path.
+    yield quote(piece)
     yield quote_plus(piece)
     data = piece.encode("utf-8", "surrogateescape")
     if len(data) < SHORTEST_CODED:

@@ -192,7 +192,7 @@ def shape_spans(text: str, *, is_code: bool = False, in_file: bool = False) -> l
     found += [match.span(1) for pattern in (_URL_USER, _WEBHOOK) for match in pattern.finditer(text)]
     if not is_code:
         found += [match.span(1) for pattern in _BY_WORDS for match in pattern.finditer(text)]
-        found += [match.span(1) for match in _LOGIN.finditer(text) if _is_login(match[1])]
+        found += [match.span(1) for match in _LOGIN.finditer(text) if login_in(match[1])]
         named = [(match[3], match.span(3)) for match in _ASSIGNED.finditer(text) if not _is_prose(*match.groups())]
         named += [(match[1], match.span(1)) for match in _GIVEN.finditer(text)]
         named += [(match[2], match.span(2)) for match in _VARIABLE.finditer(text) if _names_a_secret(match)]
@@ -233,10 +233,14 @@ def _is_prose(name: str, sign: str, value: str) -> bool:
     return bool(is_sentence or _CALL.match(value))
 
 
-def _is_login(coded: str) -> bool:
-    """Whether base64 is that of a user and a password."""
-    user, sign, password = base64.b64decode(coded).partition(b":")
-    return bool(user and sign and password) and (user + password).isascii() and (user + password).decode().isprintable()
+def login_in(coded: str) -> tuple[str, str] | None:
+    """The user and the password that base64 holds; None of any other."""
+    try:
+        user, sign, password = base64.b64decode(coded, validate=True).partition(b":")
+    except ValueError:
+        return None
+    is_text = (user + password).isascii() and (user + password).decode("ascii", "replace").isprintable()
+    return (user.decode(), password.decode()) if user and sign and password and is_text else None
 
 
 def _is_group(user: str, value: str) -> bool:
