@@ -17,6 +17,7 @@ SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding:
 CLOSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 END = b"0\r\n\r\n"
 TOKEN = b'data: {"choices": [{"text": "a"}]}\n\n'
+COUNTED = b'data: {"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}}\n\n'
 BOMB = gzip.compress(b"\0" * (64 << 20))
 DEEP = b"[" * 200_000
 
@@ -57,6 +58,8 @@ GOOD_STREAM = [SSE, chunk(TOKEN + usage(1) + b"data: [DONE]\n\n"), END]
 # What each mode sends to a request for tokens.
 STREAMS: dict[str, Callable[[], Iterator[bytes]]] = {
     "cut": lambda: iter([SSE, *map(chunk, [TOKEN, TOKEN]), END]),
+    # Usage in every event, as vLLM's continuous usage: it is no sign of the end.
+    "cut_with_usage": lambda: iter([SSE, *map(chunk, [COUNTED, COUNTED]), END]),
     "cut_and_closed": lambda: iter([CLOSE, TOKEN, TOKEN]),
     "cut_chunk": lambda: iter([SSE, chunk(TOKEN), b"40\r\ndata: {"]),
     "negative_usage": lambda: iter([SSE, chunk(TOKEN + usage(-7)), END]),

@@ -30,6 +30,7 @@ EARLY = "the stream ended early, after 2 events: no [DONE], finish_reason or usa
 SILENT = "silent for longer than load.stall_s "
 ERRORS = {
     "cut": EARLY,
+    "cut_with_usage": EARLY,
     "cut_and_closed": EARLY,
     "cut_chunk": "the connection failed (ClientPayloadError: Response payload is not completed",
     "negative_usage": "the stream is not valid (usage.completion_tokens is not a number of tokens (got -7))",

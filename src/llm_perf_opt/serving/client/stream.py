@@ -109,7 +109,7 @@ class EventStream:
         if event.choices:
             self._choice(event.choices[0], now)
         if event.usage is not None:
-            self._usage(event.usage)
+            self._usage(event.usage, is_last=not event.choices)
         return False
 
     def _choice(self, choice: _Choice, now: float) -> None:
@@ -129,9 +129,9 @@ class EventStream:
             if isinstance(said, str):
                 self.text.append(said)
 
-    def _usage(self, usage: _Usage) -> None:
-        # vLLM's continuous usage repeats it in every event; the last one counts.
-        self.is_whole = self.is_whole or usage.completion_tokens is not None
+    def _usage(self, usage: _Usage, *, is_last: bool) -> None:
+        # With continuous usage it is in every event: the last one counts, and only one without a token ends the answer.
+        self.is_whole = self.is_whole or (is_last and usage.completion_tokens is not None)
         self.prompt_tokens = _token_count(usage.prompt_tokens, "prompt_tokens", most=None)
         most = None if self._most_tokens is None else TOKENS_PER_TOKEN * self._most_tokens + MORE_TOKENS
         self.output_tokens = _token_count(usage.completion_tokens, "completion_tokens", most=most)
