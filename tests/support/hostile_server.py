@@ -58,7 +58,7 @@ GOOD_STREAM = [SSE, chunk(TOKEN + usage(1) + b"data: [DONE]\n\n"), END]
 # What each mode sends to a request for tokens.
 STREAMS: dict[str, Callable[[], Iterator[bytes]]] = {
     "cut": lambda: iter([SSE, *map(chunk, [TOKEN, TOKEN]), END]),
-    # Usage in every event, as vLLM's continuous usage: it is no sign of the end.
+    # Usage in every event, as vLLM's continuous usage: it does not mark the end.
     "cut_with_usage": lambda: iter([SSE, *map(chunk, [COUNTED, COUNTED]), END]),
     "cut_and_closed": lambda: iter([CLOSE, TOKEN, TOKEN]),
     "cut_chunk": lambda: iter([SSE, chunk(TOKEN), b"40\r\ndata: {"]),
