@@ -113,7 +113,7 @@ def _as_setting(name: str, rest: Sequence[str]) -> str:
     if name.startswith("--"):
         value = value if sign else next(iter(rest), "…")
         return f"; settings have no dashes: llm-perf profile {key.removeprefix('--').replace('-', '_')}={value}"
-    return f"; a setting belongs behind one: llm-perf profile {name}" if sign else ""
+    return f"; a setting needs one: llm-perf profile {name}" if sign else ""
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def main(option: str, args: Sequence[str]) -> int:
         return EXIT_OK
     shell = args[0] if args else Path(os.environ.get("SHELL", "")).name
     if shell not in SHELLS:
-        raise ConfigError(f"{option}: not a shell we know (got {shell!r}), allowed: {', '.join(SHELLS)}")
+        raise ConfigError(f"{option}: unknown shell (got {shell!r}), allowed: {', '.join(SHELLS)}")
     if option == "--show-completion":
         print(SCRIPTS[shell], end="")
         return EXIT_OK

@@ -115,7 +115,7 @@ def test_a_killed_search_leaves_no_server_and_goes_on_where_it_was(tmp_path: Pat
     [
         (("server.url=http://127.0.0.1:1",), "server.url: a server that runs cannot be started with other settings"),
         (("server=vllm", "--objective", "goodput"), "--objective: goodput counts requests that keep limits"),
-        (("server=vllm", "--objective", "wall_ms"), "--objective: not of a server (got 'wall_ms')"),
+        (("server=vllm", "--objective", "wall_ms"), "--objective: not an objective of servers (got 'wall_ms')"),
         (("server.command=[x]",), "--space: needed, nothing is known of what can be set of 'openai'"),
         (("server=vllm", "--constraint", "peak_gb<=80"), "--constraint: no such number (got 'peak_gb')"),
         (("server=vllm", "--max-kl", "0.1"), "--max-kl: whole distributions are not sent over HTTP"),

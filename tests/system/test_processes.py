@@ -296,7 +296,7 @@ def test_an_error_nobody_foresaw_is_one_line_and_a_file_with_its_trace(
     assert main(["runs"]) == 1
     (trace,) = tmp_path.iterdir()
     assert capsys.readouterr().err == (
-        f"error: ZeroDivisionError: token=(redacted) by zero second line (not foreseen; the trace is in {trace})\n"
+        f"error: ZeroDivisionError: token=(redacted) by zero second line (unexpected; the traceback is in {trace})\n"
     )
     assert "ZeroDivisionError: token=(redacted) by zero" in trace.read_text()
 
@@ -313,7 +313,7 @@ def test_a_child_of_a_run_ends_with_one_line_below_its_trace(
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[-2:] == [
         "ZeroDivisionError: token=(redacted) by zero",
-        "error: ZeroDivisionError: token=(redacted) by zero (not foreseen; the trace is above)",
+        "error: ZeroDivisionError: token=(redacted) by zero (unexpected; the traceback is above)",
     ]
     assert last_words("\n".join(lines)) == lines[-1].removeprefix("error: ")
 

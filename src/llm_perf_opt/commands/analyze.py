@@ -34,7 +34,7 @@ def split_context(args: argparse.Namespace) -> CaptureContext:
     values = {"prefill": args.clean_prefill_ms, "tpot": args.clean_tpot_ms}
     clean = {name: value for name, value in values.items() if value is not None}
     wrong = {name: ms for name, ms in clean.items() if not (isfinite(ms) and ms > 0)}
-    problems = [f"--clean-{name}-ms: not a time (got {ms:g}), allowed: above 0" for name, ms in wrong.items()]
+    problems = [f"--clean-{name}-ms: must be above 0 (got {ms:g})" for name, ms in wrong.items()]
     if (overrides or clean) and args.output is None:
         named = overrides[0] if overrides else f"--clean-{next(iter(clean))}-ms"
         problems.append(f"{named}: has no effect without -o DIR, where the report is written")
@@ -96,9 +96,9 @@ def _next_steps(args: argparse.Namespace) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser(
         "analyze",
-        "Analyse existing captures. Several files of one kind are taken as ranks of one job where "
-        "they say so, else as repetitions of one run; ncu files given with an nsys capture are joined with its "
-        "kernels.",
+        "Analyze existing captures. Several files of one kind are the ranks of one job where the files "
+        "identify themselves as ranks, and repetitions of one run otherwise; ncu files given with an nsys capture are "
+        "joined with its kernels.",
         [
             "llm-perf analyze capture.sqlite",
             "llm-perf analyze trace.json.gz --top 5",
@@ -113,8 +113,8 @@ def _parser() -> argparse.ArgumentParser:
         help=".nsys-rep, .sqlite, kernel summary .csv, trace.json[.gz], rocprofv3's .db, .ncu-rep, ncu CSV page, "
         "snapshot.pickle of torch's memory, "
         "results of `vllm bench serve` or aiperf, a run of `llm-perf bench` for its slowest requests, a directory with "
-        "the captures of a job, or that of an old run, whose kernel summary is found; with -o also what "
-        "ran, in the words of `llm-perf predict` (model=llama3_8b hardware=h200 workload.prompt=1024), for bounds",
+        "the captures of a job, or the directory of an old run with a kernel summary; with -o also overrides as in "
+        "`llm-perf predict` (model=llama3_8b hardware=h200 workload.prompt=1024), for bounds",
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="write a run directory with manifest and reports"
@@ -142,14 +142,14 @@ def _parser() -> argparse.ArgumentParser:
         "--as",
         dest="files_are",
         choices=("ranks", "repeats"),
-        help="what several captures are: ranks of one job, or repetitions of one run (default: as they say themselves)",
+        help="treat several captures as the ranks of one job or as repetitions of one run (default: as the files say)",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="print every table, not only the findings")
     parser.add_argument(
         "--top",
         type=int,
         metavar="N",
-        help=f"-v with N rows per table, in tables of details a third of it (default {TOP})",
+        help=f"-v with N rows per table, a third of that in detail tables (default {TOP})",
     )
     return parser
 

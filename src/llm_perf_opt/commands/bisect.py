@@ -87,7 +87,7 @@ def _parser() -> CommandParser:
     parser.add_argument("--timeout", type=float, default=4 * 3600.0, metavar="S", help="seconds of one run")
     parser.add_argument("--no-neighbours", action="store_true", help="do not profile the answer and its predecessor")
     parser.add_argument("--json", action="store_true", help="print one JSON object (docs/schemas/bisect.schema.json)")
-    parser.add_argument("--resume", type=Path, metavar="DIR", help="continue with an interrupted search")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="continue an interrupted search")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help=f"where results go (default {DEFAULT_DIR}/…)")
     return parser
 
@@ -103,7 +103,9 @@ def _new_folder(given: Path | None) -> Path:
 
 def _resume(args: argparse.Namespace, given: Sequence[str], program: Sequence[str]) -> int:
     if program or args.words:
-        raise ConfigError("bisect --resume: the line is that of the directory; give options such as --json only")
+        raise ConfigError(
+            "bisect --resume: continues the range stored in the directory; only options such as --json are allowed"
+        )
     from llm_perf_opt.pipeline.bisect.bisect_journal import read_bisect_plan
 
     folder = args.resume.resolve()
@@ -138,7 +140,7 @@ def _bisect(
     if labels is None:
         write_bisect_plan(folder, BisectPlan(argv=_fixed(argv, args, found), user_dir=str(Path.cwd()), labels=found))
     elif labels != found:
-        raise ConfigError(f"--resume: the line is another now ({len(labels)} points then, {len(found)} now)")
+        raise ConfigError(f"--resume: the range has changed ({len(labels)} points then, {len(found)} now)")
     _say(f"bisect: {len(found) - 1} {line.kind} from {found[0]} to {found[-1]}; results go to {folder}")
     measure = Measure(metric=args.metric, overrides=overrides, timeout_s=args.timeout, logs=folder / "runs")
     session = BisectSession(
@@ -179,10 +181,10 @@ def _check(args: argparse.Namespace, program: Sequence[str]) -> tuple[str, ...]:
         problems.append("bisect: --versions and --flags exclude each other")
     if (len(ends) != 2 and not kinds) or (ends and kinds):
         problems.append(
-            f"bisect: a line is needed (got {' '.join(ends) or 'nothing'}), allowed: GOOD BAD, --versions or --flags"
+            f"bisect: nothing to search (got {' '.join(ends) or 'nothing'}), allowed: GOOD BAD, --versions or --flags"
         )
     if not program and args.metric == "wall_ms":
-        problems.append("bisect: no program given, put it behind `--`: llm-perf bisect GOOD BAD -- python prog.py")
+        problems.append("bisect: no program given, put it after `--`: llm-perf bisect GOOD BAD -- python prog.py")
     if args.max_pairs < 8:
         problems.append(f"--max-pairs: must be at least 8 (got {args.max_pairs})")
     if not 50 <= args.confidence < 100:

@@ -123,9 +123,9 @@ def _parser() -> argparse.ArgumentParser:
         "--gate", action="append", default=[], metavar="CONDITION", help="such as 'tpot_ms<=+5%%' or 'ttft_ms<=50'"
     )
     parser.add_argument(
-        "--threshold", type=float, default=2.0, metavar="PERCENT", help="differences below it do not matter (default 2)"
+        "--threshold", type=float, default=2.0, metavar="PERCENT", help="smaller differences are ignored (default 2)"
     )
-    parser.add_argument("--pairs", action="store_true", help="the n-th passes of both sides were made interleaved")
+    parser.add_argument("--pairs", action="store_true", help="the n-th passes of both sides were run interleaved")
     parser.add_argument(
         "--interleave",
         type=_pairs,
@@ -134,14 +134,14 @@ def _parser() -> argparse.ArgumentParser:
         "is conclusive, at most "
         f"{AUTO_LOOKS[-1]}",
     )
-    parser.add_argument("--resume", type=Path, metavar="DIR", help="continue with an interrupted --interleave")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="continue an interrupted --interleave")
     parser.add_argument(
         "--start-variation",
         type=float,
         metavar="PERCENT",
         help="standard deviation of a run's median from one start to the next, for sides that were started once",
     )
-    parser.add_argument("--force", action="store_true", help="compare different work; every output says so")
+    parser.add_argument("--force", action="store_true", help="compare different work anyway; marks every output")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write the gates as a JUnit report")
     parser.add_argument("--github", action="store_true", help="print annotations for GitHub Actions on standard error")
     parser.add_argument(
@@ -158,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _percent(option: str, percent: float) -> float:
     if not 0 <= percent < 100:
-        raise ConfigError(f"{option}: not a share (got {percent:g}), allowed: 0 to 100 percent")
+        raise ConfigError(f"{option}: must be between 0 and 100 (got {percent:g})")
     return percent / 100
 
 
@@ -174,7 +174,9 @@ def _resumed(
 ) -> "tuple[argparse.Namespace, Experiment]":
     """The options of the comparison in this directory with those given now, and its experiment."""
     if words or args.sides or args.interleave is not None:
-        raise ConfigError("compare --resume: the sides are those of the directory; give options such as --junit only")
+        raise ConfigError(
+            "compare --resume: continues the sides stored in the directory; only options such as --junit are allowed"
+        )
     from llm_perf_opt.pipeline.compare.interleave import read_plan
 
     folder = args.resume.resolve()
@@ -199,7 +201,7 @@ def _experiment(args: argparse.Namespace, words: list[str]) -> "Experiment | Non
         return None
     if args.sides or (args.interleave != AUTO and args.interleave < 2):
         raise ConfigError(
-            "compare --interleave: allowed: a number of pairs from 2 on, or auto, and what to run behind --"
+            "compare --interleave: needs a number of pairs (at least 2) or auto, and what to run after --"
         )
     from llm_perf_opt.pipeline.compare.interleave import check_sides, parse_experiment
 

@@ -80,7 +80,7 @@ class LastResort:
         if self._in_log:
             print(trace_text, end="", file=sys.stderr)
         where = "above" if self._in_log else f"in {_write_trace(trace_text)}"
-        self.caught = f"{type(error).__name__}: {text} (not foreseen; the trace is {where})"
+        self.caught = f"{type(error).__name__}: {text} (unexpected; the traceback is {where})"
         print(f"error: {self.caught}", file=sys.stderr)
         return True
 

@@ -41,7 +41,7 @@ examples:
 
 A finding of the profile names what could help; each is tried in a process of
 its own, its passes interleaved with those of what it is compared with, and counts
-only if its outputs hold. Every key: docs/optimize.md.
+only if its outputs match. Every key: docs/optimize.md.
 exit codes: 0 done, also when nothing helped; 1 the baseline could not be run;
 2 bad input; 130 interrupted
 """
@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--experiments", type=Path, metavar="FILE", help="YAML with your own experiments")
     parser.add_argument("--space", type=Path, metavar="FILE", help="of a server: its options as YAML")
-    parser.add_argument("--resume", type=Path, metavar="DIR", help="of a server: continue with an interrupted search")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="of a server: continue an interrupted search")
     parser.add_argument("--dry-run", action="store_true", help="show the plan; profiles first where no run= is given")
     parser.add_argument("--config-dir", "-cd", type=Path, metavar="DIR", help="with your own presets, as in profile")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help=f"default {DEFAULT_DIR}/<date>-<time>")
@@ -138,9 +138,9 @@ def _options(args: argparse.Namespace, *, is_program: bool) -> "OptimizeOptions"
     default = "wall_ms" if is_program else "tpot_ms"
     objective: Objective | None = next((one for one in OBJECTIVES if one == (args.objective or default)), None)
     if objective is None:
-        problems.append(f"--objective: of servers alone (got {args.objective!r}), allowed: {', '.join(OBJECTIVES)}")
+        problems.append(f"--objective: only with server= (got {args.objective!r}), allowed: {', '.join(OBJECTIVES)}")
     if args.resume is not None:
-        problems.append("--resume: of servers alone, allowed: run=DIR uses a profile again")
+        problems.append("--resume: only with server=; to reuse a profile: run=DIR")
     unknown = [c.metric for c in conditions if c.metric not in UNITS]
     problems += [f"--constraint: no such number (got {name!r}), allowed: {', '.join(UNITS)}" for name in unknown]
     if problems or budget_s is None or objective is None:
@@ -194,13 +194,13 @@ def _limits(args: argparse.Namespace) -> "tuple[list[str], list[Condition]]":
     """What is wrong with the limits of time, number and outputs, and the constraints."""
     problems = []
     if _seconds(args.budget) is None:
-        problems.append(f"--budget: not a time (got {args.budget!r}), allowed: such as 90s, 10m or 1h")
+        problems.append(f"--budget: invalid duration (got {args.budget!r}): use 90s, 10m or 1h")
     if args.max_experiments is not None and args.max_experiments < 1:
-        problems.append(f"--max-experiments: {args.max_experiments} cannot be made, allowed: from 1 on")
+        problems.append(f"--max-experiments: must be at least 1 (got {args.max_experiments})")
     if args.max_kl is not None and args.max_kl < 0:
-        problems.append(f"--max-kl: a divergence is not below 0 (got {args.max_kl:g})")
+        problems.append(f"--max-kl: must be at least 0 (got {args.max_kl:g})")
     if args.min_top1 is not None and not 0 <= args.min_top1 <= 1:
-        problems.append(f"--min-top1: not a share (got {args.min_top1:g}), allowed: 0 to 1")
+        problems.append(f"--min-top1: must be between 0 and 1 (got {args.min_top1:g})")
     conditions = []
     for text in args.constraint:
         try:

@@ -110,7 +110,7 @@ def _plan(request: Request) -> Search:
         if name in request.lists:
             problems.append(f"workload.{name}: is {option} here")
     if users is not None and per_s is not None:
-        problems.append("--users and --rate: two demands; give the one that is known")
+        problems.append("--users and --rate: mutually exclusive; give one of them")
     headroom = _share(request.options.get("--headroom"), problems)
     for key in ("--headroom", "--burstiness"):
         if key in request.options and users is None and per_s is None:

@@ -64,7 +64,7 @@ examples:
   model.weights=random real geometry, random weights, no download
   --open               opens the report after the run
   --json               prints the result (docs/schemas/run_result.schema.json)
-  -m, --multirun       runs every combination of lists with commas;
+  -m, --multirun       runs every combination of comma-separated lists;
                        launcher=slurm_h200 or ray sends the jobs there
   --cfg job            prints every key with its value
 

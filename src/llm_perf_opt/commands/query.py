@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     if args.memory < 64:
         raise ConfigError(f"--memory: too little (got {args.memory}), allowed: from 64 MiB on")
     if args.timeout <= 0:
-        raise ConfigError(f"--timeout: not a time (got {args.timeout:g}), allowed: above 0 seconds")
+        raise ConfigError(f"--timeout: must be above 0 seconds (got {args.timeout:g})")
     if args.output is not None and args.format == "table":
         raise ConfigError(f"-o: has no effect with --format table, allowed: with {', '.join(FORMATS[1:])}")
     if args.format == "parquet" and args.output is None:
@@ -74,8 +74,8 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> Any:
     parser = command_parser(
         "query",
-        "Ask a capture or a run in SQL. The views are the same for nsys, torch and rocpd. One SELECT statement is "
-        "taken, and it reaches neither files nor the network.",
+        "Query a capture or a run with SQL. The views are the same for nsys, torch and rocpd. Takes one SELECT "
+        "statement, which has no access to files or the network.",
         EXAMPLES,
     )
     parser.add_argument("source", nargs="?", type=Path, metavar="RUN|CAPTURE", help="directory of a run, or a capture")

@@ -99,7 +99,7 @@ def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
         given, command = list(words[:place]), list(words[place:])
     if not command:
         example = "llm-perf run -- python my_script.py"
-        raise ConfigError(f"run: no program given (got {' '.join(words)!r}), put it behind `--`: {example}")
+        raise ConfigError(f"run: no program given (got {' '.join(words)!r}), put it after `--`: {example}")
     return given, _with_interpreter(command)
 
 

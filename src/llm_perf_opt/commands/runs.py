@@ -62,7 +62,7 @@ def is_old_layout(path: Path) -> bool:
 
 def main(argv: Sequence[str]) -> int:
     examples = ["llm-perf runs", "llm-perf runs --where 'tpot_ms<500' --sort tpot_ms", "llm-perf runs --html runs.html"]
-    parser = command_parser("runs", "List runs with their times; sweeps are inspected.", examples)
+    parser = command_parser("runs", "List runs with their times, including the runs of sweeps.", examples)
     where = f"a folder here or in a store (s3://…); default: {DEFAULT_DIR}"
     parser.add_argument("dir", nargs="?", default=str(DEFAULT_DIR), help=where)
     parser.add_argument("--json", action="store_true", help="print one JSON array (docs/schemas/runs.schema.json)")
@@ -74,8 +74,8 @@ def main(argv: Sequence[str]) -> int:
         help="such as model=llama3_1b or 'tpot_ms<20'",
     )
     parser.add_argument("--sort", metavar="KEY", help="by a label, a number or a key of the configuration")
-    parser.add_argument("--reverse", action="store_true", help="the highest first")
-    parser.add_argument("--columns", metavar="KEYS", help="numbers, labels or keys to show, with commas")
+    parser.add_argument("--reverse", action="store_true", help="in descending order")
+    parser.add_argument("--columns", metavar="KEYS", help="comma-separated numbers, labels or keys to show")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the numbers over time")
     args = parser.parse_args(argv)
     folder = _folder(args.dir)

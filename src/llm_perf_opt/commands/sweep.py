@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     resume = commands.add_parser("resume", help="run the jobs that are missing or failed, as they were requested")
     resume.add_argument("dir", type=Path, help="the directory of the sweep, such as tmp/runs/sweep-…")
     resume.add_argument("overrides", nargs="*", help="secrets that were not recorded, or another launcher=…")
-    resume.add_argument("--trust", action="store_true", help="run what another user's sweep says")
+    resume.add_argument("--trust", action="store_true", help="run the commands of another user's sweep")
     resume.add_argument("--json", action="store_true", help="then print the sweep as `sweep report --json` does")
     args = parser.parse_args(argv)
     return _report(args) if args.what == "report" else _resume(args)
@@ -53,7 +53,9 @@ def main(argv: Sequence[str]) -> int:
 def _report(args: argparse.Namespace) -> int:
     objectives = [name.strip() for name in args.objectives.split(",") if name.strip()]
     if not objectives:
-        raise ConfigError(f"--objectives: none given (got {args.objectives!r}), allowed: names of numbers, with commas")
+        raise ConfigError(
+            f"--objectives: none given (got {args.objectives!r}), allowed: comma-separated names of numbers"
+        )
     read = read_sweep(args.dir)
     _require_numbers(objectives, read.runs)
     found = _written(args.dir, read, objectives)

@@ -3,7 +3,7 @@
 Outputs. Tokens that are equal to those of the start hold. Where they differ, the logits decide, taken while both read
 the start's tokens. A fix that loses nothing may differ by rounding alone: ROUNDING machine epsilons of the number
 format, relative to the size of the logits (their root mean square). That allows a mean KL divergence of half the square
-of it, and another first choice only where the start's own logits were closer than twice it. A lossy fix has to keep
+of it, and another first choice only where the baseline's own logits were closer than twice it. A lossy fix has to keep
 a mean KL divergence and a top-1 agreement that the user sets.
 """
 
@@ -72,7 +72,7 @@ def check_outputs(agreement: Agreement | None, *, is_lossy: bool, limits: LossLi
     most_kl = rounding**2 / 2
     holds = agreement.kl_mean <= most_kl and agreement.flip_gap <= 2 * rounding
     said = (
-        f"rounding of {agreement.dtype}: mean KL ≤ {most_kl:.1e}, another first choice only where the start's logits "
+        f"rounding of {agreement.dtype}: mean KL ≤ {most_kl:.1e}, another top-1 token only where the baseline's logits "
         f"are within {2 * rounding:.2g}"
     )
     return OutputCheck(
@@ -161,7 +161,7 @@ def judge_experiment(
         # Of several looks each may err less than the interval says; not to recommend it needs no more than this.
         return "slower", said
     if change.low is not None and change.low > 1:
-        return "no gain", f"{said}: too little, or too unsure for one of several looks, to be called a gain"
+        return "no gain", f"{said}: too small or too uncertain, given several interim tests, to count as a gain"
     return "no gain", f"{said}: not statistically significant ({count_of(found.estimate.units, 'pair')})"
 
 
@@ -173,7 +173,7 @@ def broken_constraints(
     for condition in conditions:
         value, base = values.get(condition.metric), start.get(condition.metric)
         if value is None or (condition.is_relative and not base):
-            broken.append(f"{condition.metric} is not known, so {condition.text} cannot be shown to hold")
+            broken.append(f"{condition.metric} is not known, so {condition.text} cannot be verified")
             continue
         measured = value / base if condition.is_relative and base else value
         if measured > condition.limit if condition.at_most else measured < condition.limit:

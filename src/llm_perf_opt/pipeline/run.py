@@ -136,8 +136,12 @@ def execute(run: RunInput) -> RunManifest:
             save(_skip_rest(broken, run.plan, reason))
         except OSError as again:
             remove_strays(run.artifacts.root)
-            raise ProfilingError(f"{reason}, nor could that be written down; make room, then start again") from again
-        raise ProfilingError(f"{reason}; make room, then continue with run.resume={run.artifacts.root}") from error
+            raise ProfilingError(
+                f"{reason}, and the failure could not be recorded; free disk space, then start again"
+            ) from again
+        raise ProfilingError(
+            f"{reason}; free disk space, then continue with run.resume={run.artifacts.root}"
+        ) from error
     finally:
         run.console.close()
     planned = {step.name for step in run.plan.stages}

@@ -49,7 +49,7 @@ def _answer(subject: Subject, request: Request, plan: Search) -> PlanResult:
     """Every device, format and layout, at the requests in flight that keep the limits."""
     model = subject.model
     if isinstance(model, MetaModel):
-        raise ConfigError(f"{subject.label}: {model.reason}, so there is nothing to plan with; see llm-perf predict")
+        raise ConfigError(f"{subject.label}: {model.reason}, so nothing can be planned; see llm-perf predict")
     rows: list[Row] = []
     kept: list[Row] = []
     pools: list[Pools] = []

@@ -319,23 +319,23 @@ def _answer(server: MeasuredServer, limits: Limits, demand: Demand | None, burst
     if demand is None:
         most = most_in_flight(pace, limits)
         if most is None:
-            return filled("No number of requests in flight that was measured keeps the limits.")
+            return filled("No measured number of requests in flight meets the SLOs.")
         sequences, times = most
-        beyond = " (the most that was measured: more may do)" if sequences == pace.most else ""
+        beyond = " (the highest load measured; more may be possible)" if sequences == pace.most else ""
         return filled(
-            f"Up to {sequences} requests in flight keep the limits{beyond}: first token in {times.ttft_ms:,.4g} ms "
+            f"Up to {sequences} requests in flight meet the SLOs{beyond}: first token in {times.ttft_ms:,.4g} ms "
             f"(median), {times.ttft_p95_ms:,.4g} ms (95th percentile), "
             f"{times.tpot_ms:,.4g} ms a token, {pace.tokens_per_s(sequences):,.4g} tokens per second."
         )
     arrivals = most_arrivals(pace, limits, burstiness)
     if arrivals is None:
-        return filled("No rate of arrivals keeps the limits with as many in flight as were measured.")
+        return filled("No arrival rate meets the SLOs within the measured concurrency.")
     per_s, times = arrivals
     held = per_s * times.request_ms / 1e3
     servers = _servers(demand, per_s, held)
     what = f"{demand.users:,} users" if demand.per_s is None else f"{demand.per_s:g} requests per second"
     return filled(
-        f"{what}: {servers} such servers. One keeps the limits up to {per_s:.3g} requests per second, {held:.3g} in "
+        f"{what}: {servers} such servers. One meets the SLOs up to {per_s:.3g} requests per second, {held:.3g} in "
         f"flight: first token in {times.ttft_ms:,.4g} ms (median), {times.ttft_p95_ms:,.4g} ms (95th percentile), "
         f"{times.tpot_ms:,.4g} ms a token."
     )

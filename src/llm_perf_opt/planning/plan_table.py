@@ -43,12 +43,12 @@ def render_plan(
         asked.append(f"{demand.users:,} users" if demand.users is not None else f"{demand.per_s:g} requests per second")
         asked += [f"{100 * demand.headroom:.0f} % headroom"] if demand.headroom else []
     allowed = sum(map(limits.allow, answer.rows))
-    lines = [*filled("; ".join(asked) + ":"), f"{allowed} of {len(answer.rows)} combinations meet the limits.", ""]
+    lines = [*filled("; ".join(asked) + ":"), f"{allowed} of {len(answer.rows)} combinations meet the SLOs.", ""]
     if not answer.kept:
         return "\n".join([*lines, *_nearest(answer.rows, limits)]) + "\n"
     if demand is None:
         best = best_of_each(answer.kept, price)
-        lines += ["Cheapest of each device:", _listed(best, limits), "", "What nothing else beats (Pareto front):"]
+        lines += ["Cheapest of each device:", _listed(best, limits), "", "Pareto front:"]
         lines += [_listed(front(answer.kept), limits), ""]
     else:
         best = best_of_each(answer.kept, bill)

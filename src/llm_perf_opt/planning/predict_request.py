@@ -164,7 +164,7 @@ def _load_problems(lists: Mapping[str, tuple[str, ...]], options: Mapping[str, s
     """Loads that are given twice or not whole."""
     found = []
     if "rate" in lists and "concurrency" in lists:
-        found.append("workload.rate and workload.concurrency: two loads; give the one that is known")
+        found.append("workload.rate and workload.concurrency: mutually exclusive; give one of them")
     if "rate" in lists and "output" not in lists and "--output" not in options:
         found.append("workload.rate: needs workload.output=…, the tokens of an answer")
     if "burstiness" in lists and "rate" not in lists:

@@ -179,7 +179,7 @@ BY_KEY = {column.key: column for column in COLUMNS}
 
 
 def sorted_rows(rows: Sequence[Row], key: str | None) -> list[Row]:
-    """Cheapest, quickest or smallest first, rates the highest first; rows without the figure last."""
+    """Cheapest, quickest or smallest first, rates in descending order; rows without the figure last."""
     if key is None:
         return list(rows)
     if key not in BY_KEY:

@@ -161,7 +161,7 @@ def _why_nothing(result: CommandResult) -> str:
             )
         return "py-spy may not read its memory: in a container add --cap-add SYS_PTRACE, or run as root on the host"
     last = " ".join(line for line in tail.strip().splitlines() if line.strip())[-200:]
-    return f"py-spy saw no Python at work: {last or 'it ended without a word'}"
+    return f"py-spy saw no Python at work: {last or 'it ended without output'}"
 
 
 def _described(

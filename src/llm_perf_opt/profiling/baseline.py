@@ -126,7 +126,7 @@ def read_metrics(folder: Path) -> MetricsDocument:
     except FileNotFoundError as error:
         raise ParseError(f"{path}: the workload exited with 0 but did not write it") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ParseError(f"{path}: is not what it should be ({error})") from error
+        raise ParseError(f"{path}: is invalid ({error})") from error
 
 
 def read_inputs(folder: Path) -> tuple[Mapping[str, Any], ...]:

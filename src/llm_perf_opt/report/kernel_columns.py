@@ -96,7 +96,7 @@ COLUMNS = (
         title="of peak",
         unit="%",
         value=_ncu(lambda ncu: ncu.roof_pct),
-        explain="percent of the nearer of compute peak and memory peak",
+        explain="% of the nearer of compute peak and memory peak",
     ),
     KernelColumn(
         key="dram",
@@ -111,14 +111,14 @@ COLUMNS = (
         title="occupancy",
         unit="%",
         value=_ncu(lambda ncu: ncu.occupancy_pct),
-        explain="warps at work, of those an SM can hold",
+        explain="active warps, % of the SM's maximum",
     ),
     KernelColumn(
         key="floor",
         title="floor",
         unit="us",
         value=lambda row: row.floor_us,
-        explain="time its own FLOPs and bytes need at the data sheet's peaks",
+        explain="lower bound: time for the kernel's FLOPs and bytes at data-sheet peaks",
     ),
     KernelColumn(
         key="grid", title="grid", value=lambda row: "; ".join(row.grids) or None, explain="blocks", is_first=False
@@ -214,7 +214,7 @@ def kernel_details(row: KernelRowView) -> tuple[Detail, ...]:
         ("Speed", _speed(ncu)),
         ("Occupancy", _occupancy(ncu)),
         ("Why warps wait", tuple((_words(name), _percent(share)) for name, share in ncu.stalls_pct.items())),
-        ("Busiest units, of their peak", tuple((name, _percent(share)) for name, share in ncu.breakdown_pct.items())),
+        ("Busiest units, % of peak", tuple((name, _percent(share)) for name, share in ncu.breakdown_pct.items())),
         ("What ncu advises", tuple((_advice(a.rule, a.speedup_pct, a.scope), a.text) for a in ncu.advice)),
         ("Not known", tuple((_words(name), reason) for name, reason in ncu.missing.items())),
     )

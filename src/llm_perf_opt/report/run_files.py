@@ -295,7 +295,7 @@ class _Reader:
         except OSError as error:
             return self._unreadable(path, f"{source}: cannot be read ({_why(error)})")
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            return self._unreadable(path, f"{source}: is not what it should be ({error})")
+            return self._unreadable(path, f"{source}: is invalid ({error})")
         return Found(content=content, source=source)
 
     def _unreadable(self, path: Path, reason: str) -> Unknown:

@@ -47,7 +47,7 @@ def _sample(line: Mapping[str, object]) -> SampleLine:
     values = {k: v for k, v in line.items() if isinstance(v, int | float) and k not in _LABELS}
     wrong = [name for name, v in values.items() if isinstance(v, bool) or is_absurd(v) or not 0 <= v < math.inf]
     if wrong:
-        raise ValueError(f"{wrong[0]} is nothing that was measured")
+        raise ValueError(f"{wrong[0]} is not a measured value")
     repeat = line["repeat"]
     if type(repeat) is not int:
         raise TypeError("repeat is not a number")

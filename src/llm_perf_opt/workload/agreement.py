@@ -58,7 +58,7 @@ def check_agreement(session: Session, path: Path) -> Agreement:
             if member.sample_id in known:
                 tally.add(member.sample_id, known[member.sample_id], free[row], logits[row])
     if not tally.samples:
-        raise ProfilingError("no prompt of the start was run here, so outputs cannot be compared")
+        raise ProfilingError("no prompt of the baseline was run here, so outputs cannot be compared")
     return tally.result(dtype=str(stored["dtype"]))
 
 

@@ -68,7 +68,7 @@ def test_the_help_of_a_command_waits_for_none_of_the_modules_that_do_its_work() 
         ),
         (
             ["experiment=demo"],
-            "error: 'experiment=demo': no such command; a setting belongs behind one: llm-perf profile ",
+            "error: 'experiment=demo': no such command; a setting needs one: llm-perf profile ",
         ),
         (
             ["--experiment", "demo"],
@@ -79,7 +79,7 @@ def test_the_help_of_a_command_waits_for_none_of_the_modules_that_do_its_work() 
             "error: no/such/folder: no such directory; give the folder that holds runs, or make ",
         ),
         (["report"], "error: llm-perf report: the following arguments are required: run_dir; "),
-        (["--show-completion", "tcsh"], "error: --show-completion: not a shell we know (got 'tcsh'), allowed: bash, "),
+        (["--show-completion", "tcsh"], "error: --show-completion: unknown shell (got 'tcsh'), allowed: bash, "),
     ],
 )
 def test_a_wrong_word_is_answered_in_one_line_with_the_right_one(

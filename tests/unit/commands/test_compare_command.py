@@ -320,12 +320,12 @@ def test_other_work_is_refused_with_the_list_and_force_says_so_everywhere(
     assert capsys.readouterr().err.splitlines() == [
         "error: compare: infer.max_new_tokens: 8 → 9",
         "error: compare: model.name: tiny → large",
-        "error: compare: these runs did not do the same work; --force compares them and says so on every output",
+        "error: compare: these runs did not do the same work; --force compares them anyway and marks every output",
     ]
     out = tmp_path / "out"
     assert main(["compare", str(base), str(other), "--force", "-o", str(out)]) == 0
     said = "infer.max_new_tokens: 8 → 9; model.name: tiny → large"
-    assert f"FORCED, compared by force although these differ: {said}" in capsys.readouterr().out
+    assert f"FORCED, --force: configurations differ: {said}" in capsys.readouterr().out
     assert said in (out / "compare.md").read_text()
     assert 'id="forced"' in (out / "compare.html").read_text()
     assert valid_file("compare", out / "compare.json")["forced"] == said.split("; ")
@@ -475,10 +475,10 @@ def test_names_of_others_steer_no_terminal_in_any_file(tmp_path: Path) -> None:
         ([], "compare: two sides are needed (got 0), allowed: BASE CANDIDATE or --interleave N -- …"),
         (["a"], "compare: two sides are needed (got 1), allowed: BASE CANDIDATE or --interleave N -- …"),
         (["/no/a", "/no/b"], "/no/a: no such file or directory, allowed: a run, a directory of runs, or a capture"),
-        (["a", "b", "--threshold", "150"], "--threshold: not a share (got 150), allowed: 0 to 100 percent"),
+        (["a", "b", "--threshold", "150"], "--threshold: must be between 0 and 100 (got 150)"),
         (
             ["--interleave", "1", "--", "x=1"],
-            "compare --interleave: allowed: a number of pairs from 2 on, or auto, and what to run behind --",
+            "compare --interleave: needs a number of pairs (at least 2) or auto, and what to run after --",
         ),
     ],
 )  # fmt: skip

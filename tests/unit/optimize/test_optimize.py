@@ -335,8 +335,8 @@ def test_gains_are_of_pairs_and_outputs_come_before_speed() -> None:
     )  # fmt: skip
     assert judge_experiment(faster, equal, [], objective="tpot_ms") == (
         "no gain",
-        "1.09× in tpot_ms, 95 %: 1.06 to 1.12×: too little, or too unsure for one of several looks, to be called a "
-        "gain",
+        "1.09× in tpot_ms, 95 %: 1.06 to 1.12×: too small or too uncertain, given several interim tests, "
+        "to count as a gain",
     )
     assert judge_experiment(None, equal, [], objective="ttft_ms") == (
         "failed",
@@ -380,7 +380,7 @@ def test_limits_are_absolute_or_against_the_start_and_unknown_is_not_kept() -> N
     values = {"peak_gb": 81.0, "ttft_ms": 105.0, "tokens_per_s": None}
     assert broken_constraints(limits, values, {"ttft_ms": 100.0}) == [
         "peak_gb is 81.00, the limit is peak_gb<=80",
-        "tokens_per_s is not known, so tokens_per_s>=5 cannot be shown to hold",
+        "tokens_per_s is not known, so tokens_per_s>=5 cannot be verified",
     ]
 
 

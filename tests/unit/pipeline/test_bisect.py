@@ -308,8 +308,8 @@ def test_a_real_program_is_run_at_every_commit_and_the_function_is_named(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--", "x"], "bisect: a line is needed (got nothing), allowed: GOOD BAD, --versions or --flags"),
-        (["good", "HEAD"], "bisect: no program given, put it behind `--`: llm-perf bisect GOOD BAD -- python prog.py"),
+        (["--", "x"], "bisect: nothing to search (got nothing), allowed: GOOD BAD, --versions or --flags"),
+        (["good", "HEAD"], "bisect: no program given, put it after `--`: llm-perf bisect GOOD BAD -- python prog.py"),
         (
             ["HEAD", "good", "--", "x"],
             "bisect: HEAD is not an ancestor of good; give an older good commit and a newer bad one",

@@ -25,8 +25,8 @@ def small(tmp_path: Path) -> Path:
     [
         (["model=llama3_1b"], "model=llama3_1b: has no effect without -o DIR, where the report is written"),
         (["--clean-tpot-ms", "3"], "--clean-tpot-ms: has no effect without -o DIR, where the report is written"),
-        (["-o", "out", "--clean-tpot-ms", "-3"], "--clean-tpot-ms: not a time (got -3), allowed: above 0"),
-        (["-o", "out", "--clean-tpot-ms", "nan"], "--clean-tpot-ms: not a time (got nan), allowed: above 0"),
+        (["-o", "out", "--clean-tpot-ms", "-3"], "--clean-tpot-ms: must be above 0 (got -3)"),
+        (["-o", "out", "--clean-tpot-ms", "nan"], "--clean-tpot-ms: must be above 0 (got nan)"),
         (
             ["-o", "out", "model=llama3_1b", "hardware=h200,l4"],
             "analyze: 2 combinations of model, hardware and workload",

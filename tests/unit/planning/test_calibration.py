@@ -91,17 +91,15 @@ def test_the_most_requests_in_flight_are_among_those_measured(
     file = bench(tmp_path, LEVELS)
     assert main(["plan", "--calibrate-from", str(file), "--tpot-ms", "1000"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "Up to 8 requests in flight keep the limits (the most that was measured: more may do)" in out
+    assert "Up to 8 requests in flight meet the SLOs (the highest load measured; more may be possible)" in out
     assert "median error 0.0 % in tokens per second" in out
     assert main(["plan", "--calibrate-from", str(tmp_path / "bench.json"), "--tpot-ms", "25"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     # 1.1 s for 50 tokens with four in flight, of which the first takes 30 ms; 1.3 s with five.
-    assert (
-        "Up to 4 requests in flight keep the limits: first token in 30 ms (median), 59.92 ms (95th percentile)" in out
-    )
+    assert "Up to 4 requests in flight meet the SLOs: first token in 30 ms (median), 59.92 ms (95th percentile)" in out
     assert "181.8 tokens per second" in out
     assert main(["plan", "--calibrate-from", str(file), "--tpot-ms", "1"]) == 0
-    assert "No number of requests in flight that was measured keeps the limits." in capsys.readouterr().out
+    assert "No measured number of requests in flight meets the SLOs." in capsys.readouterr().out
 
 
 def test_levels_that_scatter_are_no_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,7 @@ def test_rows_that_keep_the_limits_are_kept_and_the_cheapest_of_each_device_is_n
     assert [words[0] for words in named] == sorted(cheapest, key=lambda name: cheapest[name])
     assert [float(words[-1]) for words in named] == pytest.approx(sorted(cheapest.values()), rel=0.01)
     # Along the front tokens get slower and cheaper.
-    front = [line.split() for line in out.split("Pareto front):")[1].splitlines() if line[:4] in ("h200", "l40s")]
+    front = [line.split() for line in out.split("Pareto front:")[1].splitlines() if line[:4] in ("h200", "l40s")]
     costs = [float(words[-1]) for words in front]
     assert costs == sorted(costs, reverse=True)
 
@@ -232,7 +232,7 @@ def test_what_does_not_fit_says_what_to_do(capsys: pytest.CaptureFixture[str]) -
         (["--rate", "fast"], "error: --rate: not a rate such as 20/s or 1200/min (got 'fast')"),
         (["--rate", "5/week"], "error: --rate: not a rate such as 20/s or 1200/min (got '5/week')"),
         (["--users", "1.5"], "error: --users: not a whole number (got '1.5')"),
-        (["--users", "5", "--rate", "5"], "error: --users and --rate: two demands"),
+        (["--users", "5", "--rate", "5"], "error: --users and --rate: mutually exclusive"),
         (["--headroom", "20%"], "error: --headroom: has no effect without --users or --rate"),
         (["workload.concurrency=5"], "error: workload.concurrency: is --users here"),
         (["--percentile", "99"], "error: --percentile: 50 or 95 (got '99')"),

@@ -264,7 +264,7 @@ def test_a_cpu_without_calibration_says_how_to_get_one(capsys: pytest.CaptureFix
         (["workload.rate=5"], "error: workload.rate: needs workload.output=…, the tokens of an answer"),
         (
             ["workload.rate=5", "workload.concurrency=4", "workload.output=8"],
-            "error: workload.rate and workload.concurrency: two loads",
+            "error: workload.rate and workload.concurrency: mutually exclusive",
         ),
         (["workload.burstiness=2"], "error: workload.burstiness: has no effect without workload.rate"),
         (["workload.foo=3"], "error: workload.foo: unknown key (got '3'), nearest known key: model.…, hardware.…"),

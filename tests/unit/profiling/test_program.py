@@ -180,7 +180,7 @@ def test_run_without_a_program_says_where_to_put_it() -> None:
     with pytest.raises(ConfigError) as error:
         split_command(["--nsys", "run.device=cpu"])
     assert str(error.value) == (
-        "run: no program given (got '--nsys run.device=cpu'), put it behind `--`: llm-perf run -- python my_script.py"
+        "run: no program given (got '--nsys run.device=cpu'), put it after `--`: llm-perf run -- python my_script.py"
     )
 
 

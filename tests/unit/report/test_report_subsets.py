@@ -223,8 +223,8 @@ def test_a_broken_or_vanished_file_is_a_stated_reason(tmp_path: Path) -> None:
     (run / "ncu" / "kernels.json").unlink()
     view = look(run)
     text = str(view)
-    assert "static_analysis/static.json: is not what it should be" in text
-    assert "nsys/analysis.json: is not what it should be" in text
+    assert "static_analysis/static.json: is invalid" in text
+    assert "nsys/analysis.json: is invalid" in text
     assert names(write_reports(run)) == ALWAYS
 
 

@@ -159,7 +159,7 @@ def test_captures_and_results_are_not_mixed(tmp_path: Path, capsys: pytest.Captu
     trace = _write(tmp_path / "trace.json", {"traceEvents": []})
     assert kind_of(trace) == TORCH
     code = main(["analyze", str(trace), str(_write(tmp_path / "v.json", VLLM))])
-    expected = "error: analyze: results of load generators and captures are two stories; give them separately\n"
+    expected = "error: analyze: load generator results and captures cannot be combined; analyze them separately\n"
     assert (code, capsys.readouterr().err) == (2, expected)
 
 

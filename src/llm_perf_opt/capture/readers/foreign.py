@@ -155,4 +155,4 @@ def unknown(path: Path, text: str) -> ParseError:
     """What to say of a file that is none of all these."""
     first = text.strip()[:40]
     begins = f" (it begins with {first!r})" if first.isprintable() and first else ""
-    return ParseError(f"{path}: not a capture this command knows{begins}, {ALLOWED}")
+    return ParseError(f"{path}: not a supported capture{begins}, {ALLOWED}")

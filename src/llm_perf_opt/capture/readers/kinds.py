@@ -134,9 +134,9 @@ def kind_of(path: Path) -> str:
 def require_one_story(kinds: Sequence[str]) -> None:
     """Files that count the same kernels twice are refused."""
     if LOAD in kinds and set(kinds) != {LOAD}:
-        raise ConfigError("analyze: results of load generators and captures are two stories; give them separately")
+        raise ConfigError("analyze: load generator results and captures cannot be combined; analyze them separately")
     if SNAPSHOT in kinds and set(kinds) != {SNAPSHOT}:
-        raise ConfigError("analyze: memory snapshots hold no times of kernels; give them to their own call")
+        raise ConfigError("analyze: memory snapshots contain no kernel times; analyze them separately")
     timelines = {kind for kind in kinds if kind != NCU}
     if len(timelines) > 1:
         words = {
@@ -146,11 +146,9 @@ def require_one_story(kinds: Sequence[str]) -> None:
             SUMMARY: "nsys kernel summaries",
         }
         named = " and ".join(sorted(words[kind] for kind in timelines))
-        raise ConfigError(f"analyze: {named} together would count kernels twice; give them to separate calls")
+        raise ConfigError(f"analyze: {named} together would count kernels twice; analyze them separately")
     if kinds.count(SUMMARY) > 1:
-        raise ConfigError(
-            "analyze: kernel summaries cannot be added up (medians are lost); give them to separate calls"
-        )
+        raise ConfigError("analyze: kernel summaries cannot be added up (medians are lost); analyze them separately")
 
 
 def is_ascend(path: Path) -> bool:

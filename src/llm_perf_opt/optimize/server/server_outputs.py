@@ -97,8 +97,8 @@ def _verdict(
     tolerance = max(TOLERANCE, *(2 * change for one in own for change in one.changes), 0.0)
     near = mean is None or mean <= tolerance
     said = (
-        f"a mean change of log probabilities of at most {tolerance:.2g}, another token only where the start finds both "
-        f"within {2 * tolerance:.2g}"
+        f"a mean change of log probabilities of at most {tolerance:.2g}, another token only where the baseline "
+        f"finds both within {2 * tolerance:.2g}"
     )
     if all(one.is_equal for one in found):
         if near:
@@ -110,7 +110,7 @@ def _verdict(
     if mean is not None and gap is not None and near and gap <= 2 * tolerance:
         return "within rounding", said
     if any(not one.is_equal for one in own):
-        return "not comparable", "the start answers the same prompts differently itself"
+        return "not comparable", "the baseline itself answers the same prompts differently"
     # Texts that differ from their first token on have none to compare.
     reports = mean is not None or any(one.changes for one in own)
     return "different", said if reports else "equal texts: the server reports no log probabilities"

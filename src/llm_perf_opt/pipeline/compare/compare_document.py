@@ -56,6 +56,6 @@ def _different_work(reasons: Sequence[str]) -> ConfigError:
         [
             *(f"compare: {reason}" for reason in reasons[:REASONS]),
             *([f"compare: … and {len(reasons) - REASONS} more settings"] if len(reasons) > REASONS else []),
-            "compare: these runs did not do the same work; --force compares them and says so on every output",
+            "compare: these runs did not do the same work; --force compares them anyway and marks every output",
         ]
     )

@@ -415,9 +415,9 @@ def _clocks(files: list[RunFiles]) -> dict[str, float]:
     power = [s.power_w for s in samples if s.power_w]
     probes = [line.values[HOST_PROBE] for each in files for line in each.samples if HOST_PROBE in line.values]
     found = {
-        "GPU clock, MHz (median at work)": clock,
-        "GPU power, W (median at work)": power,
-        "fixed piece of CPU work, ms (median between samples)": probes,
+        "GPU clock, MHz (median under load)": clock,
+        "GPU power, W (median under load)": power,
+        "fixed CPU workload, ms (median between samples)": probes,
     }
     return {name: median(values) for name, values in found.items() if values}
 

@@ -225,8 +225,8 @@ class Optimizer:
             used = "" if self.profile_s is None else f", the profile took {self.profile_s:.0f} s of it"
             again = "" if self.profile is None else f"; it is kept, run={self.profile.folder} uses it again"
             raise CommandFailed(
-                f"--budget: {self.options.budget_s:.0f} s are too few to measure the start ({max(left_s, 0.0):.0f} s "
-                f"were left{used}), allowed: more{again}"
+                f"--budget: {self.options.budget_s:.0f} s are too short to measure the baseline ("
+                f"{max(left_s, 0.0):.0f} s were left{used}), allowed: more{again}"
             ) from error
         pass_s = time.monotonic() - before
         self.search.plan = with_costs(self.plan, Costs(start_s=self.start.start_s, pass_s=pass_s))
@@ -391,7 +391,7 @@ class Optimizer:
         if row.against == START:
             self.direct = row.change(self.options.objective)
         elif best.worker is not None and start.worker is not None and self.left_s > self.search.plan.costs.least_s:
-            self.console.say(f"{best.name}: once more, alongside the start")
+            self.console.say(f"{best.name}: measured again, alongside the baseline")
             found = self._pairs(start, best, self.deadline).get(self.options.objective)
             self.direct = None if found is None else found.change
 
@@ -406,7 +406,9 @@ class Optimizer:
             return
         need = LOOK_MARGIN * (self.profile_s + (self.best.ready.compile_s or 0.0))
         if self.left_s < need:
-            self.notes.append(f"the best was not profiled: about {need:.0f} s, and {self.left_s:.0f} s were left")
+            self.notes.append(
+                f"the best configuration was not profiled: about {need:.0f} s, and {self.left_s:.0f} s were left"
+            )
             return
         self.save("running")
         self.console.say(f"{self.best.name}: profiling what is left")
@@ -555,7 +557,7 @@ class Optimizer:
             return ()
         values = self.start.limited()
         broken = broken_constraints(self.options.constraints, values, values)
-        return tuple(f"the start itself breaks a limit: {text}" for text in broken)
+        return tuple(f"the baseline itself breaks a limit: {text}" for text in broken)
 
     def _not_tried(self, status: OptimizeStatus) -> list[ExperimentRow]:
         """Those that were passed over, refused by their guards, or not reached."""

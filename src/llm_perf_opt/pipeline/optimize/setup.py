@@ -94,7 +94,7 @@ def read_subject(words: Sequence[str], *, config_dir: Path | None = None) -> Opt
     config = _compose(overrides, entry, Path.cwd())
     if config.workload.command is not None:
         raise ConfigError(
-            f"{RUN if folders else 'workload.command'}: your own program; give it behind `--`, with experiments: "
+            f"{RUN if folders else 'workload.command'}: your own program; give it after `--`, with experiments: "
             "llm-perf optimize --experiments FILE -- python my_script.py"
         )
     return OptimizedModel(overrides=tuple(overrides), entry=entry, config=config, run_dir=run_dir)

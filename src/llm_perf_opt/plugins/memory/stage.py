@@ -128,7 +128,7 @@ def _read(ctx: StageContext, name: str) -> MemoryDocument | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=MemoryDocument)
     except msgspec.DecodeError as error:
-        raise ParseError(f"{path}: is not what it should be ({error})") from error
+        raise ParseError(f"{path}: is invalid ({error})") from error
 
 
 def _post_mortem(ctx: StageContext, work: WorkloadRun, ran_out: MemoryDocument | None) -> str:

@@ -14,7 +14,7 @@ KERNELS, ROWS, SETTINGS = 15, 8, 20
 METRIC_COLUMNS = ("metric", "base", "candidate", "change", "95 % interval", "verdict", "needed")
 ROW_COLUMNS = ("n", "base", "candidate", "change", "each of them")
 MARK = {"passed": "✅", "failed": "❌", "inconclusive": "⚠️"}
-FORCED = "compared by force although these differ"
+FORCED = "--force: configurations differ"
 
 
 def render_terminal(found: CompareDocument, *, top: int = KERNELS) -> str:

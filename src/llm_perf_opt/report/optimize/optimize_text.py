@@ -24,7 +24,7 @@ COLUMNS = ("experiment", "result", "at most", "gain", "95 %", "outputs", "memory
 RIGHT = ("at most", "gain", "memory", "compile", "break-even")
 DASH = "—"
 CALIBRATION_COLUMNS = ("rule", "experiments", "held", "exceeded", "within the noise", "worst")
-DEFECT = "a gain above what the rule called the most: a defect of the rule"
+DEFECT = "a gain above the predicted upper bound: a defect of the rule"
 
 
 def render_terminal(found: OptimizeDocument) -> str:
@@ -71,9 +71,9 @@ def render_markdown(found: OptimizeDocument) -> str:
     ]
     if found.path:
         rows = [[escape(cell) for cell in path_cells(step, found.objective)] for step in found.path]
-        lines += ["## From start to best", "", *table(("step", found.objective, "gain", "95 %"), rows), ""]
+        lines += ["## From baseline to best", "", *table(("step", found.objective, "gain", "95 %"), rows), ""]
         if found.gain is not None and not found.gain_is_direct:
-            lines += ["The total is the product of the steps; start and best were not measured side by side.", ""]
+            lines += ["The total is the product of the steps; baseline and best were not measured side by side.", ""]
     tried = [row for row in found.experiments if row.status != "not tried"]
     if tried:
         cells = [[escape(cell) for cell in row_cells(row, found.objective)] for row in tried]

@@ -23,7 +23,7 @@ ROW_RIGHT = ("objective", "over start", "TTFT", "TPOT", "starts")
 SHOWN = ("failed", "wrong", "over a limit")
 LEGEND = (
     "Gains with an interval are of interleaved rounds of starts; of a configuration that was started once only the "
-    "ratio to the start is shown, which is not a claim."
+    "ratio to the baseline is shown, which is not a claim."
 )
 
 

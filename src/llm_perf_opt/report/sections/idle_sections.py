@@ -26,7 +26,7 @@ VERDICTS = {
     "allocation": "allocating or freeing memory",
     "rank_wait": "waiting for other ranks",
     "profiler": "the profiler itself",
-    "host_wait": "waiting itself, for what is not recorded",
+    "host_wait": "blocked, reason not recorded",
     "host_work": "other work of the host",
     "single_instances": "other work, in single instances only: set-up?",
     "unknown": "nothing recorded",

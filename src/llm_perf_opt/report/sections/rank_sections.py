@@ -64,12 +64,12 @@ def _ranks(ranks: RanksAnalysis, source: str | None) -> Section:
         late = next(row for row in ranks.rows if row.rank == ranks.straggler)
         if late.arrivals is not None:
             texts.append(
-                f"Rank {ranks.straggler} holds the others up: it comes last to {late.arrivals.came_last} of "
+                f"Rank {ranks.straggler} delays the others: it arrives last in {late.arrivals.came_last} of "
                 f"{late.arrivals.matched} matched collectives, and they wait "
                 f"{format_ms(late.arrivals.held_up_ns / 1e6)} for it in all."
             )
     elif several and any(row.arrivals is not None for row in ranks.rows):
-        texts.append("No rank holds the others up for long.")
+        texts.append("No rank delays the others for long.")
     tables = [_time_table("", [(_name(row, ranks), row.time) for row in ranks.rows], source)]
     if ranks.devices:
         named = [(f"{_who(row, ranks)}, GPU {row.device}", row.time) for row in ranks.devices]
@@ -124,7 +124,7 @@ def _arrivals(ranks: RanksAnalysis, source: str | None) -> SectionTable | None:
     if not known:
         return None
     return SectionTable(
-        title="Who waited for whom, in collectives that ended together on all ranks given",
+        title="Waiting between ranks, in collectives that ended together on all ranks given",
         columns=("who", "matched", "waited ms", "came last", "others waited for it ms"),
         rows=tuple(
             (_name(row, ranks), came.matched, came.waited_ns / 1e6, came.came_last, came.held_up_ns / 1e6)

@@ -105,7 +105,7 @@ def operators_split(view: ModulesView, *, wall_ms: float | None = None) -> TimeS
 def _beside_wall(view: ModulesView, total_ms: float, wall_ms: float) -> str:
     """What part of a program these times are, as far as times of two passes can be put alongside each other."""
     if not wall_ms or total_ms > wall_ms:
-        part = "more than all of it, since threads work side by side and a profiler slows them down"
+        part = "more than the whole, because threads run in parallel and a profiler slows them down"
     else:
         part = f"about {format_percent(total_ms / wall_ms)} of it, by times that a profiler makes longer"
     return (

@@ -172,7 +172,7 @@ def _summary(waterfall: Waterfall, steps: float, per: str) -> str:
     factor = format_factor(wall.to_ms / bound.to_ms)
     text = f"{format_ms(steps * wall.to_ms)} {per}, {factor} the bound of {format_ms(steps * bound.to_ms)}"
     if waterfall.idle_share is not None:
-        text += f"; the GPU idles {100 * waterfall.idle_share:.0f} % of it"
+        text += f"; GPU idle {100 * waterfall.idle_share:.0f} % of it"
     return text + "."
 
 
@@ -335,7 +335,7 @@ def _inside(files: RunFiles) -> str:
         for name, stats in files.metrics.content.clean.metrics.items()
         if name.endswith("_ms") and name not in STANDARD and stats.p50 is not None
     ]
-    return f"; of it: {', '.join(own)}" if own else ""
+    return f"; of which: {', '.join(own)}" if own else ""
 
 
 def _request_part(key: str, label: str, found: Known, at: float, width: float, steps: float | None) -> RequestPart:

@@ -51,10 +51,10 @@ ARGS = "{args}"
 # A level in which no request kept the limits counts as half a request: its logarithm is then known to be small.
 HALF_A_REQUEST = 0.5
 NONE_KEPT = (
-    "no request of the start kept the limits, so that its goodput counts as half a request: a gain over it says that "
-    "requests keep the limits now, and not how much faster they are"
+    "no request of the baseline met the limits, so its goodput counts as half a request: a gain over it says that "
+    "requests meet the limits now, not how much faster they are"
 )
-UNSTEADY = "the start answers the same prompts differently from one start to the next: answers cannot be compared"
+UNSTEADY = "the baseline answers the same prompts differently from one start to the next: answers cannot be compared"
 STREAMS_KEPT = 500
 
 

@@ -106,7 +106,7 @@ def optimize_server(
 
 def plan_text(space: ServerSpace) -> str:
     """What could be tried, and what has to be seen for it."""
-    lines = [f"{space.engine}: the start is measured first; what it shows selects among", ""]
+    lines = [f"{space.engine}: the baseline is measured first; the result selects among", ""]
     for option in space.options:
         lines.append(f"{option.flag or option.variable}: {option.title}".rstrip(": "))
         for choice in option.choices:
@@ -131,7 +131,9 @@ def _objective(asked: str | None, config: BenchConfig) -> ServerObjective:
     default: ServerObjective = "goodput" if config.load.slo.is_set else "tokens_per_s"
     found = next((one for one in SERVER_OBJECTIVES if one == (asked or default)), None)
     if found is None:
-        raise ConfigError(f"--objective: not of a server (got {asked!r}), allowed: {', '.join(SERVER_OBJECTIVES)}")
+        raise ConfigError(
+            f"--objective: not an objective of servers (got {asked!r}), allowed: {', '.join(SERVER_OBJECTIVES)}"
+        )
     return found
 
 
@@ -146,11 +148,11 @@ def _problems(args: argparse.Namespace, config: BenchConfig) -> list[str]:
     if objective == "goodput" and not config.load.slo.is_set:
         found.append("--objective: goodput counts requests that keep limits, allowed: with load.slo.ttft_ms, tpot_ms …")
     if config.load.search != "none":
-        found.append("load.search: the load is climbed to by itself, allowed: without load.search")
+        found.append("load.search: has no effect, optimize finds the load itself; leave it out")
     if config.capture.tool != "none":
         found.append("capture.tool: nothing is captured while settings are compared, allowed: none")
     if args.experiments is not None:
-        found.append("--experiments: those of a model or a program, allowed: --space for a server")
+        found.append("--experiments: for models and programs; for a server use --space")
     if args.max_kl is not None:
         found.append("--max-kl: whole distributions are not sent over HTTP, allowed: --min-top1")
     levels = len(config.load.rate or config.load.concurrency or ())
