@@ -27,10 +27,10 @@ from llm_perf_opt.profiling.nsys import nsys_session as session
 from llm_perf_opt.profiling.nsys.isolation import isolation
 from llm_perf_opt.profiling.nsys.live_sessions import remove_abandoned, share_lock
 from llm_perf_opt.profiling.nsys.nsys_session import _longest_window
+from llm_perf_opt.profiling.nsys.overwrite import overwrite_values
 from llm_perf_opt.profiling.nsys.scrub import (
     REMOVED,
     overwrite_assignments,
-    overwrite_secrets,
     scrub_export,
 )
 from llm_perf_opt.profiling.stages.nsys import STAGE, NsysConfig
@@ -360,7 +360,7 @@ def test_secrets_are_known_by_name_or_value(name: str, value: str, secret: bool)
 def test_overwriting_leaves_the_header_of_a_report_alone(tmp_path: Path) -> None:
     report = tmp_path / "run.nsys-rep"
     report.write_bytes(b"NVIDIA Profiler Report" + bytes(300) + b"a profile of 1" + b"secret value Profiler")
-    overwrite_secrets(report, ["my secret Profiler"])
+    overwrite_values(report, ["my secret Profiler"])
     assert report.read_bytes()[:22] == b"NVIDIA Profiler Report"
     assert b"Profiler" not in report.read_bytes()[22:]
 

@@ -106,6 +106,7 @@ Role = Literal[
     "vllm_bench_json",
     "engine_steps",
     "slow_requests_json",
+    "window_requests",
     "startup_json",
 ]
 # The stages a report looks to first for a role, and names when no stage wrote its file.

@@ -26,6 +26,7 @@ from llm_perf_opt.core.host import Tool
 from llm_perf_opt.core.stage import CommandPlace
 from llm_perf_opt.errors import ParseError, ProfilingError, ToolError
 from llm_perf_opt.profiling.nsys.live_sessions import share_lock
+from llm_perf_opt.profiling.nsys.overwrite import holds_any, overwrite_values
 from llm_perf_opt.profiling.vendor.nsys import KeepReport, build_nsys_export_cmd, find_reports, find_unimported
 from llm_perf_opt.system.files import move_whole
 from llm_perf_opt.system.redact import Redactor
@@ -37,9 +38,10 @@ PRINTED = "(long output removed: see log.txt)"
 # A shorter one may be any other text of the capture too, such as a range's name.
 LONGEST_OUTPUT = 1 << 16
 _ASSIGNMENT = re.compile(r"[^=\x00-\x20]{1,256}=")
+# nsys 2022.4 writes a NUL between the variables of an environment, 2024.6 and 2025.3 a semicolon, which values may
+# hold too.
+_BETWEEN = re.compile(r"\x00|;(?=[A-Za-z_][A-Za-z0-9_]{0,255}(?:%%)?=)")
 _RAW_ASSIGNMENT = re.compile(rb"([A-Za-z_][A-Za-z0-9_]{2,127})=([^\x00-\x08\x0b\x0c\x0e-\x1f]{5,16384})")
-HEADER_BYTES = 256
-PIECE_BYTES = 8
 TEXTS_AT_ONCE = 10_000
 _BLOCK_TABLES = frozenset({"TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE"})
 _NAMED_BY = (
@@ -83,7 +85,7 @@ class Environments:
     def variables(self) -> Iterator[tuple[str, str]]:
         """Every variable of every process."""
         for block in self.blocks:
-            for name, _, value in (part.partition("=") for part in block.split("\0")):
+            for name, _, value in (part.partition("=") for part in _BETWEEN.split(block)):
                 yield name, value
 
     def _found(self) -> Iterator[tuple[str, str]]:
@@ -104,19 +106,6 @@ def scrub_export(sqlite: Path, redactor: Redactor | None = None) -> Environments
         raise ParseError(f"{sqlite}: the recorded environments could not be removed ({error})") from error
 
 
-def overwrite_secrets(report: Path, secrets: Iterable[str]) -> None:
-    """Overwrite these values in a report wherever they, or long parts of them, are plain bytes."""
-    if not report.stat().st_size:
-        return
-    with report.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
-        for secret in secrets:
-            value = secret.encode("utf-8", "surrogateescape")
-            if not _overwrite(data, value):
-                for start in range(max(1, len(value) - PIECE_BYTES + 1)):
-                    _overwrite(data, value[start : start + PIECE_BYTES])
-        data.flush()
-
-
 def overwrite_assignments(raw: Path) -> None:
     """Overwrite the values behind names that look like secrets in a file that cannot be parsed here (`.qdstrm`)."""
     if not raw.stat().st_size:
@@ -126,22 +115,6 @@ def overwrite_assignments(raw: Path) -> None:
             if is_secret(match[1].decode("ascii"), match[2].decode("utf-8", "replace")):
                 data[match.start(2) : match.end(2)] = b"x" * len(match[2])
         data.flush()
-
-
-def holds_any(file: Path, secrets: Iterable[str]) -> bool:
-    """Whether any of the values is in a file in plain bytes."""
-    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return any(data.find(secret.encode("utf-8", "surrogateescape")) >= 0 for secret in secrets)
-
-
-def _overwrite(data: mmap.mmap, value: bytes) -> bool:
-    # A piece of a value may be a word of the file's own header, without which nsys cannot read it.
-    at = data.find(value, HEADER_BYTES)
-    found = at >= 0
-    while at >= 0:
-        data[at : at + len(value)] = b"x" * len(value)
-        at = data.find(value, at)
-    return found
 
 
 def _scrub(connection: sqlite3.Connection, redactor: Redactor) -> Environments:
@@ -240,7 +213,7 @@ def _is_block(name: str, value: str) -> bool:
 
 
 def _variable_names(value: str) -> list[str]:
-    return [part.split("=", 1)[0] for part in value.split("\0") if _ASSIGNMENT.match(part)]
+    return [part.split("=", 1)[0] for part in _BETWEEN.split(value) if _ASSIGNMENT.match(part)]
 
 
 # What an earlier attempt of the stage may have left; its names would be listed with those of this one.
@@ -389,7 +362,7 @@ def _left_in(ctx: CommandPlace, nsys: str, report: Path, held: Environments, tim
     redactor = ctx.run_command.redactor
     secrets = held.secrets
     if secrets:
-        overwrite_secrets(report, secrets)
+        overwrite_values(report, secrets)
         if not _is_readable_and_clean(ctx, nsys, report, secrets, timeout_s):
             return _named(held)
     name = redactor.name_of_first(report, held.of_tools)
