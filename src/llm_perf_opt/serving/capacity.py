@@ -191,7 +191,7 @@ class CapacitySearch:
         laws = [law for law in nearby if law is not None]
         found = CapacityResult(
             by=self.by,
-            value=None if met is None else met.load,
+            value=None if met is None else self._served(met),
             met=None if met is None else met.load,
             missed=None if missed is None else missed.load,
             levels=len(self.trials),
@@ -209,6 +209,12 @@ class CapacitySearch:
             value = min(max(math.floor(value), met.load), missed.load - 1)
             low, high = min(math.floor(low), value), max(math.ceil(high), value)
         return replace(found, value=value, low=low, high=high)
+
+    def _served(self, trial: Trial) -> float:
+        """The load of a trial; a late client sends less than the rate, so that what was completed counts."""
+        if self.by == "concurrency" or trial.is_valid or trial.throughput is None:
+            return trial.load
+        return min(trial.load, trial.throughput)
 
     def _near(self, met: Trial, missed: Trial) -> list[Trial]:
         """The levels around the crossing: the two next to it, and others whose ratio is close to 1."""

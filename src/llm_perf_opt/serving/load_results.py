@@ -233,7 +233,8 @@ class CapacityResult:
         if self.value is None:
             return f"Capacity: no load met the SLO, down to {load_text(self.missed or 0.0)} {unit}. {self.why}"
         if self.missed is None:
-            return f"Capacity: at least {load_text(self.value)} {unit}, the highest load tried. {self.why}"
+            most = "the highest load tried" if self.value == self.met else "as much as the late client got answered"
+            return f"Capacity: at least {load_text(self.value)} {unit}, {most}. {self.why}"
         steady = ""
         if self.littles_law is not None and abs(self.littles_law - 1) > STEADY:
             steady = f" Not in a steady state: Little's law holds to {100 * abs(self.littles_law - 1):.0f} % only."

@@ -97,6 +97,12 @@ def test_a_client_that_is_late_bounds_the_search() -> None:
     # One stream less than it can read is as far as it goes.
     search.trials[:] = [replace(late, throughput=20.0, is_valid=True), *[replace(late, number=1, load=128)] * 2]
     assert search.next() == LoadLevel(rate=16.0)
+    # Of a rate the client could not send only what was answered is known.
+    search.trials[:] = [replace(late, load=379.0, throughput=254.0, is_exploring=False, number=n) for n in (0, 1)]
+    runs, levels = [LoadRun(level=LoadLevel(rate=379.0))] * 2, [replace(_level(), client_lag_mean_ms=9.0)] * 2
+    assert search.result(runs, levels).text.startswith(
+        "Capacity: at least 254 requests/s, as much as the late client got answered. Limited by the client: "
+    )
     # Without a completed request no rate is known to try.
     search.trials[:] = [replace(late, throughput=None, ratios=(9.0,), is_valid=True)]
     assert search.next() is None
