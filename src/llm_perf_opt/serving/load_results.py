@@ -123,6 +123,11 @@ class LevelResult:
         return self.growth is not None and self.growth >= OVERLOADED
 
     @property
+    def marked_label(self) -> str:
+        """The label as tables and charts show it: figures of a late client are marked wherever they are."""
+        return self.label if self.invalid is None else f"{self.label} (invalid)"
+
+    @property
     def invalid(self) -> str | None:
         """Why the figures are those of the client and not of the server, or None."""
         ttft = self.latencies["ttft"].median_ms if "ttft" in self.latencies else None

@@ -146,6 +146,10 @@ def test_an_invalid_level_is_never_recommended() -> None:
     assert best is not None and best.concurrency == 4
     assert shown_level(BenchDocument(levels=(late,))) == late
     assert shown_level(document) == document.levels[1]
+    marked = ["concurrency 1", "concurrency 4", "concurrency 8 (invalid)"]
+    throughput, latency = bench_sections(document, source="bench.json")[0].tables
+    assert [row[0] for row in throughput.rows] == marked
+    assert [row[0] for row in latency.rows] == marked
 
 
 def test_levels_whose_client_was_late_are_named_where_a_level_is_recommended() -> None:

@@ -81,7 +81,7 @@ def _points(levels: Sequence[LevelResult], name: str) -> list[LoadPoint]:
     for level in levels:
         median = level.latencies[name].median_ms if name in level.latencies else None
         if median is not None:
-            found.append(LoadPoint(x=level.output_tokens_per_s or 0.0, y_ms=median, label=level.label))
+            found.append(LoadPoint(x=level.output_tokens_per_s or 0.0, y_ms=median, label=level.marked_label))
     return found
 
 

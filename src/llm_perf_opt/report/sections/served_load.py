@@ -84,7 +84,7 @@ def _paragraphs(document: BenchDocument) -> tuple[str, ...]:
 
 def _throughput(document: BenchDocument, source: str) -> SectionTable:
     columns: dict[str, list[Cell]] = {
-        "load": [level.label for level in document.levels],
+        "load": [level.marked_label for level in document.levels],
         "requests": [level.completed for level in document.levels],
         "failed": [level.failed for level in document.levels],
         "unfinished": [level.unfinished for level in document.levels],
@@ -106,7 +106,7 @@ def _latency(document: BenchDocument, source: str) -> SectionTable:
             one = level.latencies.get(name)
             if one is not None:
                 figures = (one.mean_ms, one.median_ms, one.p90_ms, one.p99_ms, one.n)
-                rows.append((level.label, SHORT[name], *figures))
+                rows.append((level.marked_label, SHORT[name], *figures))
     columns = ("load", "latency", "mean ms", "median ms", "p90 ms", "p99 ms", "values")
     return SectionTable(title="Latencies", columns=columns, rows=tuple(rows), source=source)
 
