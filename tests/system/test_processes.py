@@ -139,8 +139,8 @@ def test_a_disk_too_full_to_say_so_leaves_no_files_of_no_run(
     monkeypatch.setattr("llm_perf_opt.core.manifest.write_whole", full)
     assert main(["profile", *OFF, ALPHA, "hydra.run.dir=r"]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "error: the run could not continue: No space left on device, nor could that be written down; make room, then "
-        "start again"
+        "error: the run could not continue: No space left on device, and the failure could not be recorded; "
+        "free disk space, then start again"
     )
     assert not (tmp_path / "r").exists()
 

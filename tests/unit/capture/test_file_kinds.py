@@ -100,9 +100,9 @@ def test_a_capture_is_known_by_its_name_and_beginning(tmp_path: Path, name: str,
         ("a.pftrace", b"\x0a\x13\x50\x01", "a binary trace of Perfetto"),
         ("a.json", TRACE.decode().encode("utf-16"), "text in UTF-16, as PowerShell writes it; save it in UTF-8"),
         ("a.json", b'[{"count": 9}, {"name": "conv", "averageMs": 1.0, "percentage": 9.0}]', "layer times of TensorRT"),
-        ("a.json", b"404: Not Found", r"not a capture this command knows \(it begins with '404: Not Found'\)"),
+        ("a.json", b"404: Not Found", r"not a supported capture \(it begins with '404: Not Found'\)"),
         ("a.nsys-rep", b"", "the file is empty; record, export or copy it again"),
-        ("a.txt", b"hello", "not a capture this command knows"),
+        ("a.txt", b"hello", "not a supported capture"),
     ],
 )
 def test_what_is_no_capture_is_refused_by_its_own_name(tmp_path: Path, name: str, content: bytes, words: str) -> None:

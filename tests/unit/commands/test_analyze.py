@@ -228,7 +228,7 @@ def test_ncu_files_are_analysed_alone_and_joined_with_a_timeline(
         (["s.csv", "s2.csv"], "kernel summaries cannot be added up"),
         (["none.sqlite"], "No such file"),
         (["raw.qdstrm"], "QdstrmImporter"),
-        (["letter.txt"], "not a capture this command knows"),
+        (["letter.txt"], "not a supported capture"),
         (["empty.sqlite"], "the file is empty"),
     ],
 )

@@ -350,7 +350,7 @@ def test_the_command_prints_a_table_json_and_csv(
         (["query", "{}", "SELECT 1", "--format", "parquet"], "needs -o FILE"),
         (["query", "{}", "SELECT 1", "-o", "x"], "has no effect with --format table"),
         (["query", "{}", "SELECT 1", "--memory", "1"], "--memory: too little (got 1)"),
-        (["query", "{}", "SELECT 1", "--timeout", "0"], "--timeout: not a time (got 0)"),
+        (["query", "{}", "SELECT 1", "--timeout", "0"], "--timeout: must be above 0 seconds (got 0)"),
     ],
 )
 def test_bad_input_is_refused(words: list[str], said: str, nsys: Path, capsys: pytest.CaptureFixture[str]) -> None:
