@@ -31,7 +31,7 @@ def verdict_of_ncu(found: NcuAnalysis) -> Verdict:
     roof = "" if top.roof_pct is None else f", at {format_percent(top.roof_pct / 100)} of its nearer peak"
     return Verdict(
         kind="kernels_only",
-        text=f"{text}, {format_ms(total / 1e6)}{without}: {', '.join(shares)}. Most of it in {top.short} "
+        text=f"{text}, {format_ms(total / 1e6)}{without}: {', '.join(shares)}. Largest: {top.short} "
         f"({format_percent(times[top.kernel] / total)}){roof}. {NO_TIMELINE}how often they run is not known.",
         hottest_kernel=top.short,
     )

@@ -308,7 +308,7 @@ def test_a_launch_whose_metrics_are_nan_leaves_the_other_launches_and_kernels_as
     )
     assert verdict_of_ncu(found).text == (
         "ncu measured 3 launches of 2 kernels, 2.00 µs without 1 kernel whose time is not known: 100.0 % is "
-        "compute-bound. Most of it in k (100.0 %). There is no timeline: how often they run is not known."
+        "compute-bound. Largest: k (100.0 %). There is no timeline: how often they run is not known."
     )
     assert json.loads(strict_json(found), parse_constant=pytest.fail)["kernels"][1]["duration_ns"] is None
 

@@ -430,7 +430,7 @@ def test_a_page_of_ncu_alone_opens_with_what_ncu_measured(tmp_path: Path) -> Non
     view = view_of(tmp_path)
     assert view.headline.verdict == (
         "ncu measured 3 launches of 2 kernels, 8.00 µs in all: 75.0 % is memory-bound, 25.0 % is latency-bound. "
-        "Most of it in gemm (75.0 %), at 80.0 % of its nearer peak. There is no timeline: how often they "
+        "Largest: gemm (75.0 %), at 80.0 % of its nearer peak. There is no timeline: how often they "
         "run is not known."
     )
     split = view.headline.split

@@ -187,10 +187,10 @@ def _corners(roof: Roof, axes: _Axes, view: RooflineView) -> list[tuple[float, f
 
 
 def _roof(roof: Roof, corners: Sequence[tuple[float, float]], room: _Room) -> RoofLine:
-    """Its label above the line, or below it where something is above."""
+    """Its label above the line, or below it where something is above, right of the slopes."""
     y, width = corners[-1][1], CHARACTER * 1.05 * len(roof.label)
     right = WIDTH - RIGHT - 6
-    places = (y - 7, y + 17, y + 33, y - 23, y + 49)
+    places = (y - 7, *(y + 17 + 16 * step for step in range(6)), y - 23, y - 39)
     boxes = [(right - width, at - TEXT_HEIGHT + 2, right, at + 3) for at in places]
     at, box = next(((a, b) for a, b in zip(places, boxes, strict=True) if room.is_free(b)), (places[1], boxes[1]))
     room.take(box)

@@ -34,7 +34,7 @@ from llm_perf_opt.report.view.findings import FindingKey, gain_of, gain_of_savin
 from llm_perf_opt.report.view.modules import ModulesView, operators_split
 from llm_perf_opt.report.view.roofline_view import mbu_of, mfu_of
 from llm_perf_opt.report.view.shown import BoundDistance, Shown, Tile, TimeSplit, show
-from llm_perf_opt.report.view.subject_view import CLEAN_OPTION, PageSubject
+from llm_perf_opt.report.view.subject_view import CLEAN_OPTION, PageSubject, is_given
 from llm_perf_opt.report.view.waterfall_view import distance_of, request_split, split_of
 
 Tone = Literal["good", "warn", "bad", "unknown"]
@@ -302,8 +302,7 @@ def run_facts(files: RunFiles, facts: RunFacts) -> tuple[tuple[str, str], ...]:
     elif static is not None:
         found.append(("prompt", f"{static.workload.prompt_tokens:,} tokens (assumed)"))
     found.append(("run", files.manifest.run_id))
-    is_given = "analyze" in files.manifest.config
-    found.append(("analysed" if is_given else "started", _minute(files.manifest.created_at)))
+    found.append(("analysed" if is_given(files) else "started", _minute(files.manifest.created_at)))
     return tuple(found)
 
 

@@ -18,7 +18,7 @@ WRAPPED = 24
 
 @dataclass(frozen=True, kw_only=True)
 class TableView:
-    """Cells as text; `numeric` are the columns that hold numbers alone, `long` those whose text has to wrap."""
+    """Cells as text; `numeric` are the columns of numbers (or of nothing), `long` those whose text has to wrap."""
 
     title: str
     columns: tuple[str, ...]
@@ -114,9 +114,7 @@ def table_view(table: SectionTable) -> TableView:
     """A table with its cells as text."""
     columns = [[row[index] for row in table.rows] for index in range(len(table.columns))]
     numeric = [
-        index
-        for index, cells in enumerate(columns)
-        if any(cell is not None for cell in cells) and all(isinstance(cell, int | float | None) for cell in cells)
+        index for index, cells in enumerate(columns) if all(isinstance(cell, int | float | None) for cell in cells)
     ]
     rows = tuple(map(tuple, table_texts(table.rows)))
     return TableView(

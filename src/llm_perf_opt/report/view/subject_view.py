@@ -23,6 +23,7 @@ class PageSubject:
     """`command` is the program's own, `crashed` the stage whose clean pass it did not survive.
 
     `has_model`: it is known which model ran, so that there can be bounds. `has_capture`: a profiler recorded it.
+    `is_given`: `llm-perf analyze` read what was measured elsewhere.
     """
 
     kind: Kind
@@ -31,6 +32,7 @@ class PageSubject:
     load: StageRecord | None = None
     has_model: bool = True
     has_capture: bool = True
+    is_given: bool = False
     failed_under_torch: bool = False
     maps_phases: bool = False
 
@@ -69,7 +71,7 @@ def subject_of(files: RunFiles) -> PageSubject:
     kind: Kind = "model"
     if load is not None:
         kind = "load"
-    elif "analyze" in files.manifest.config:
+    elif is_given(files):
         kind = "capture"
     elif command:
         kind = "program"
@@ -80,9 +82,15 @@ def subject_of(files: RunFiles) -> PageSubject:
         load=load,
         has_model=isinstance(files.static, Found),
         has_capture=isinstance(files.capture, Found),
+        is_given=is_given(files),
         failed_under_torch=kind == "program" and _failed_under_torch(files),
         maps_phases=_maps_phases(files),
     )
+
+
+def is_given(files: RunFiles) -> bool:
+    """Whether `llm-perf analyze` made the run, of captures or results that were given."""
+    return "analyze" in files.manifest.config
 
 
 def program_of(files: RunFiles) -> tuple[str, ...]:
