@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from llm_perf_opt.core.names import DECODE, PREFILL
-from llm_perf_opt.core.units import digits, format_count, format_ms, format_percent
+from llm_perf_opt.core.units import digits, format_count, format_ms, format_ms_in_column, format_percent
 from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.report.kernel_columns import (
     COLUMNS,
@@ -54,7 +54,7 @@ def render_html(view: ReportView) -> str:
     environment.filters |= {"ms": format_ms, "percent": format_percent, "digits": digits, "count": format_count}
     environment.filters |= {"words": words, "terms": terms, "upper_first": upper_first}
     environment.filters |= {"whole_percent": lambda share: f"{100 * share:.0f} %", "heading": heading}
-    environment.filters["file_names"] = file_names
+    environment.filters |= {"file_names": file_names, "ms_in_column": format_ms_in_column}
     environment.tests["missing"] = lambda value: isinstance(value, Unknown)
     columns = [column for column in COLUMNS if _is_filled(column, view)]
     return environment.get_template("report.html.j2").render(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from llm_perf_opt.core.markdown import code, escape, heading, link, plain, table
-from llm_perf_opt.core.units import digits, format_ms, format_percent
+from llm_perf_opt.core.units import digits, format_ms, format_ms_in_column, format_percent
 from llm_perf_opt.report.kernel_columns import MEASURED, column_texts, show_value
 from llm_perf_opt.report.render.markdown_text import Footnotes, format_metric
 from llm_perf_opt.report.view.findings import FindingView
@@ -194,8 +194,8 @@ def _operators(view: ModulesView) -> list[str]:
             code(op.name),
             f"{op.calls:,}",
             "—" if op.share is None else format_percent(op.share),
-            "—" if op.self_cpu_ms is None else format_ms(op.self_cpu_ms),
-            "—" if op.self_device_ms is None else format_ms(op.self_device_ms),
+            "—" if op.self_cpu_ms is None else format_ms_in_column(op.self_cpu_ms),
+            "—" if op.self_device_ms is None else format_ms_in_column(op.self_device_ms),
         )
         for op in view.operators[:10]
     ]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.core.names import DECODE, PREFILL
-from llm_perf_opt.core.units import format_factor, format_ms, format_percent
+from llm_perf_opt.core.units import format_factor, format_ms, format_ms_in_column, format_percent
 from llm_perf_opt.diagnosis.facts import Known, Quantity, RunFacts, Unknown
 from llm_perf_opt.diagnosis.waterfall import KnownStep, UnknownStep, Waterfall
 from llm_perf_opt.report.run_facts import clean_metric
@@ -151,14 +151,19 @@ def _row(step: KnownStep | UnknownStep, scale: float, steps: float | None, missi
         left_pct=min(left, 100 - MIN_WIDTH_PCT),
         width_pct=min(width, 100 - min(left, 100 - MIN_WIDTH_PCT)),
         total=format_ms(step.to_ms),
-        added="" if is_first else f"{sign}{format_ms(abs(step.delta_ms))}",
+        added="" if is_first else sign + _added(step.delta_ms, scale),
         factor="" if is_first or step.factor is None else format_factor(step.factor),
         how=step.how,
         source=step.source,
         is_estimate=step.is_estimate,
         request_total="" if steps is None else format_ms(steps * step.to_ms),
-        request_added="" if steps is None or is_first else f"{sign}{format_ms(steps * abs(step.delta_ms))}",
+        request_added="" if steps is None or is_first else sign + _added(steps * step.delta_ms, steps * scale),
     )
+
+
+def _added(delta_ms: float, scale: float) -> str:
+    """In milliseconds in every row, with fewer decimals where the bars are long."""
+    return format_ms_in_column(abs(delta_ms), places=3 if scale < 100 else 1)
 
 
 def _summary(waterfall: Waterfall, steps: float, per: str) -> str:
