@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
     refuse_input(sys.__stdin__, command)
     from llm_perf_opt.commands.profile import main as profile
 
-    missing = [tool for tool in (NSYS, NCU) if not _is_here(tool)]
+    missing = [tool for tool in (NSYS, NCU) if not (shutil.which(tool) is not None and _has_gpu())]
     for tool in missing:
         if tool not in asked and not any(word.startswith(f"pipeline.{tool}.enable=") for word in given):
             print(f"INFO: {tool} is left out: {_why_not(tool)}", file=sys.stderr)
@@ -160,10 +160,6 @@ def implied_overrides(given: Sequence[str], command: Sequence[str], *, missing: 
 def declares_model(overrides: Sequence[str]) -> bool:
     """Whether the user named the model: `model=…`, or a key of it."""
     return any(word.lstrip("+").startswith(("model=", "model.")) for word in overrides)
-
-
-def _is_here(tool: str) -> bool:
-    return shutil.which(tool) is not None and _has_gpu()
 
 
 def _why_not(tool: str) -> str:

@@ -67,10 +67,6 @@ class ProgramRunner:
                 status="ok" if verdict is not None else "abstained",
                 reason=as_data("; ".join(failed), LONGEST_TEXT) if failed else None,
                 result=CapturedRun(run=as_data(name), exit_code=exit_code, status=result.status, verdict=verdict),
-                more=_more(name),
+                more=tuple(Pointer(tool=tool, arguments={"source": as_data(name)}) for tool in ("findings", "analyze")),
             )
         )
-
-
-def _more(name: str) -> tuple[Pointer, ...]:
-    return tuple(Pointer(tool=tool, arguments={"source": as_data(name)}) for tool in ("findings", "analyze"))

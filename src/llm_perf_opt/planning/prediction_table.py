@@ -64,7 +64,7 @@ def render_table(rows: Sequence[Row], *, is_wide: bool = False, width: int = WID
     shared = [] if is_wide else _shared(rows, columns)
     lines += [*(textwrap.fill(", ".join(shared), width).splitlines() if shared else []), ""]
     cells = [tuple(_cell(column, row) for column in columns) for row in rows]
-    right = [i for i, column in enumerate(columns) if not _is_text(column, rows)]
+    right = [i for i, column in enumerate(columns) if not any(isinstance(column.value(row), str) for row in rows)]
     lines.append(terminal_table([column.header for column in columns], cells, right=right, rule=False))
     texts = [
         *_left_out(rows, columns),
@@ -91,7 +91,7 @@ def filled(text: str, width: int | None = None) -> list[str]:
 
 def _narrow(rows: Sequence[Row], width: int) -> list[Column]:
     """Names, what differs between rows, and as many results as fit into the width."""
-    asked = [c for c in COLUMNS if c.is_question and (c.key in ALWAYS or _varies(c, rows))]
+    asked = [c for c in COLUMNS if c.is_question and (c.key in ALWAYS or len({c.value(row) for row in rows}) > 1)]
     chosen = list(asked)
     for column in _wanted(rows):
         if _width([*chosen, column], rows) <= width:
@@ -113,10 +113,6 @@ def _left_out(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     return [f"hidden columns: {', '.join(missing)} (--wide, --csv and --json have them)."] if missing else []
 
 
-def _varies(column: Column, rows: Sequence[Row]) -> bool:
-    return len({column.value(row) for row in rows}) > 1
-
-
 def _width(columns: Sequence[Column], rows: Sequence[Row]) -> int:
     widths = [max(len(column.header), *(len(_cell(column, row)) for row in rows)) for column in columns]
     return sum(widths) + 2 * (len(widths) - 1)
@@ -133,10 +129,6 @@ def _shared(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
         if value is not None and (column.key not in PLAIN or PLAIN[column.key] != value):
             found.append(f"{column.key} {value}")
     return found
-
-
-def _is_text(column: Column, rows: Sequence[Row]) -> bool:
-    return any(isinstance(column.value(row), str) for row in rows)
 
 
 def _cell(column: Column, row: Row) -> str:

@@ -115,7 +115,7 @@ def sample_program(ctx: StageContext, *, rate_hz: int, timeout_s: float, holds_g
     others = [
         without_parent(stack) if stack.process != looked.process else stack
         for stack in looked.stacks
-        if stack not in mine and not _is_ours(stack)
+        if stack not in mine and not any(frame.file.startswith(OURS) for frame in stack.frames)
     ]
     main = [kept for stack in mine if (kept := _without_ours(stack)) is not None]
     is_sparse = _is_sparse(main, looked, rate_hz)
@@ -257,10 +257,6 @@ def _awaited(rows: list[HostRow], look: ProcessLook | None, lines: Lines, names:
         cell = row.cell if row.cell.startswith("host.wait") else IDLE_LOOP
         found.append(replace(row, cell=cell, detail="awaited by an idle event loop"))
     return sorted((*kept, *found), key=lambda row: -row.samples)
-
-
-def _is_ours(stack: Stack) -> bool:
-    return any(frame.file.startswith(OURS) for frame in stack.frames)
 
 
 def _without_ours(stack: Stack) -> Stack | None:

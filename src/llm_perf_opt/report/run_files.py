@@ -328,7 +328,7 @@ class _Reader:
     def _remedy(self, stage: str) -> str:
         """What would bring it; static analysis of a program of the user's own needs the name of the model it runs."""
         is_named = not (stage == STATIC_ANALYSIS and runs_a_program(self._manifest))
-        return _on(stage) if is_named else "model=<the model it runs>"
+        return f"pipeline.{stage}.enable=true" if is_named else "model=<the model it runs>"
 
 
 def runs_a_program(manifest: RunManifest) -> bool:
@@ -368,10 +368,6 @@ def _what_ran(manifest: RunManifest) -> tuple[object, ...] | None:
 
 def _why(error: Exception) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-
-
-def _on(stage: str) -> str:
-    return f"pipeline.{stage}.enable=true"
 
 
 def _operator(row: dict[str, str]) -> OperatorRow:

@@ -53,7 +53,7 @@ def silent(reason: str) -> RangeEmitter:
 
 def package_note(version: str) -> str | None:
     """What is known to go wrong with this version of the package nvtx."""
-    if _version(version) < UNRECORDED_FROM:
+    if tuple(int(part) for part in version.split(".") if part.isdigit()) < UNRECORDED_FROM:
         return None
     return (
         f"the package nvtx {version} emits the ranges; nsys 2022.4 and 2023.4 do not record those of 0.2.12 and later: "
@@ -88,10 +88,6 @@ def _package_emitter() -> RangeEmitter:
     return RangeEmitter(
         push=nvtx.push_range, pop=nvtx.pop_range, backend=f"nvtx (package nvtx {version})", note=package_note(version)
     )
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
 def _push_nothing(name: str) -> None:

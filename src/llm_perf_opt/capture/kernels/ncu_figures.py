@@ -91,10 +91,6 @@ def figures(launch: NcuLaunch) -> LaunchFigures:
     )
 
 
-def _clock(launch: NcuLaunch) -> float | None:
-    return launch.first("smsp__cycles_elapsed.avg.per_second", "sm__cycles_elapsed.avg.per_second")
-
-
 def _scalar_rates(launch: NcuLaunch, duration_ns: float | None) -> dict[str, float]:
     """FLOP/s of the CUDA cores per precision, for the precisions whose three counters are all there."""
     rates: dict[str, float] = {}
@@ -109,7 +105,7 @@ def _scalar_rates(launch: NcuLaunch, duration_ns: float | None) -> dict[str, flo
 def _op_rate(launch: NcuLaunch, op: str, duration_ns: float | None) -> float | None:
     """Thread instructions of one operation per second."""
     name = f"sass_thread_inst_executed_op_{op}_pred_on.sum"
-    clock = _clock(launch)
+    clock = launch.first("smsp__cycles_elapsed.avg.per_second", "sm__cycles_elapsed.avg.per_second")
     per_cycle = launch.first(f"smsp__{name}.per_cycle_elapsed", f"sm__{name}.per_cycle_elapsed")
     if per_cycle is not None and clock is not None:
         return per_cycle * clock

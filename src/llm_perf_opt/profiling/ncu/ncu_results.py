@@ -101,13 +101,9 @@ def write_rooflines(analysis: NcuAnalysis, launches: Sequence[NcuLaunch], out_di
     phases = list(dict.fromkeys(launch.nvtx[0] for launch in launches if launch.nvtx))
     for phase in phases:
         rows = analyze_ncu([launch for launch in launches if launch.nvtx[:1] == (phase,)]).kernels
-        shared = [_with_share(row, joined[row.kernel]) for row in rows]
+        shared = [replace(row, nsys_time_pct=joined[row.kernel].nsys_time_pct) for row in rows]
         files.append(_svg(shared, out_dir / f"roofline-{safe_name(phase)}.svg", f"Roofline, {phase}"))
     return files
-
-
-def _with_share(row: NcuKernel, joined: NcuKernel) -> NcuKernel:
-    return replace(row, nsys_time_pct=joined.nsys_time_pct)
 
 
 def _svg(kernels: Sequence[NcuKernel], path: Path, title: str) -> StageFile:

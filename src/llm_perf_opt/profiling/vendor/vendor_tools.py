@@ -50,7 +50,7 @@ def probe_host(*, env: Mapping[str, str], disk: Path) -> Host:
         cuda_driver=cuda,
         tools={"nsys": probe_nsys(env), "ncu": probe_ncu(env)},
         counters_restricted=counters_restricted(),
-        disk_free_bytes=shutil.disk_usage(_existing(disk)).free,
+        disk_free_bytes=shutil.disk_usage(next(p for p in (disk, *disk.parents) if p.exists())).free,
         has_gpu_files=any(any(Path("/dev").glob(name)) for name in GPU_FILES),
     )
 
@@ -190,7 +190,3 @@ def _cpu_name() -> str:
         if found:
             return found[1].strip()
     return platform.processor() or platform.machine() or sys.platform
-
-
-def _existing(path: Path) -> Path:
-    return next(p for p in (path, *path.parents) if p.exists())

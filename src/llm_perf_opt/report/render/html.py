@@ -56,7 +56,7 @@ def render_html(view: ReportView) -> str:
     environment.filters |= {"whole_percent": lambda share: f"{100 * share:.0f} %", "heading": heading}
     environment.filters |= {"file_names": file_names, "ms_in_column": format_ms_in_column}
     environment.tests["missing"] = lambda value: isinstance(value, Unknown)
-    columns = [column for column in COLUMNS if _is_filled(column, view)]
+    columns = [column for column in COLUMNS if any(column.value(row) is not None for row in view.kernels.rows)]
     return environment.get_template("report.html.j2").render(
         view=view,
         layout=layout_roofline(view.roofline),
@@ -94,10 +94,6 @@ def _kernel_texts(kernels: KernelsView, columns: Sequence[KernelColumn]) -> list
     shares = [None if time is None or not total else time / total for time in times]
     texts = [column_texts(times, "ms"), column_texts(shares, "share"), *(c.texts(kernels.rows) for c in columns)]
     return list(zip(*texts, strict=True))
-
-
-def _is_filled(column: KernelColumn, view: ReportView) -> bool:
-    return any(column.value(row) is not None for row in view.kernels.rows)
 
 
 def _text(name: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 from msgspec import UNSET
 
-from llm_perf_opt.capture.streams import StreamReport, StreamRow
+from llm_perf_opt.capture.streams import StreamReport
 from llm_perf_opt.core.sections import Cell, Section, SectionTable, filled
 from llm_perf_opt.core.units import count_of, format_ms, format_percent
 from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis
@@ -222,7 +222,7 @@ def _streams(streams: StreamReport, analysis: CaptureAnalysis, source: str | Non
             "stream": [row.stream if row.stream >= 0 else "not recorded" for row in rows],
             "kernels": [row.kernel_count for row in rows],
             "busy ms": [row.busy_ns / 1e6 for row in rows],
-            "busy, % of span": [_share(row) for row in rows],
+            "busy, % of span": [100.0 * row.busy_ns / row.span_ns if row.span_ns else None for row in rows],
             "copies ms": [row.copy_ns / 1e6 for row in rows],
         },
         source,
@@ -235,10 +235,6 @@ def _files(analysis: CaptureAnalysis) -> tuple[str | None, ...]:
     if len(analysis.sources) == 1:
         return (None,)
     return tuple(PurePath(source.path).name for source in analysis.sources)
-
-
-def _share(row: StreamRow) -> float | None:
-    return 100.0 * row.busy_ns / row.span_ns if row.span_ns else None
 
 
 def _ms(time_ns: float) -> str:
