@@ -345,6 +345,19 @@ def test_a_load_is_described_by_what_the_engine_its_gpu_and_its_streams_show() -
     assert observations(LoadFacts(preemptions=0, kv_cache_most=0.2, waiting_mean=0.0, gpu_busy=0.95)) == ()
 
 
+def test_a_server_without_batches_answers_one_request_after_the_other() -> None:
+    """Four requests sent at once: each waits for those before it, or all of them stream together."""
+    serial = tuple(StreamedRequest(started_s=0.0, ttft_s=0.1 + n, gaps_s=(0.1,) * 9) for n in range(4))
+    (found,) = observations(LoadFacts(gpu_busy=0.95, requests=serial))
+    assert found.id == "one_at_a_time"
+    assert found.text == "of 2.50 requests under way 0.900 received tokens, on average"
+    together = tuple(replace(one, ttft_s=0.1) for one in serial)
+    assert observations(LoadFacts(gpu_busy=0.95, requests=together)) == ()
+    # One request under way at a time is what was asked for.
+    alone = tuple(replace(one, started_s=float(n), ttft_s=0.1) for n, one in enumerate(serial))
+    assert observations(LoadFacts(gpu_busy=0.95, requests=alone)) == ()
+
+
 def test_spikes_count_where_a_prompt_was_processed_meanwhile() -> None:
     """A stream with a gap of 0.5 s among gaps of 10 ms, in which another request got its first token."""
     steady = StreamedRequest(started_s=0.0, ttft_s=0.1, gaps_s=(0.01,) * 10 + (0.5,) + (0.01,) * 20)

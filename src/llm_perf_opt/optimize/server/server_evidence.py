@@ -1,4 +1,4 @@
-"""What a measured load shows that makes an option worth trying: queue, cache, an idle GPU, spikes between tokens."""
+"""What a load shows that makes an option worth trying: queue, cache, an idle GPU, no batch, spikes between tokens."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,7 @@ EVIDENCE: Mapping[str, str] = {
     "capped_batch": "requests waited although the KV cache had room: the limit of sequences or tokens holds them back",
     "queue_idle_gpu": "requests waited while the GPU was idle",
     "idle_gpu": "the GPU was idle during the load",
+    "one_at_a_time": "the server answered one request after the other",
     "prefill_spikes": "tokens of a stream were late while the prompt of another request was processed",
     "slow_ttft": "of the limits TTFT is missed most",
     "slow_tpot": "of the limits TPOT is missed most",
@@ -25,6 +26,8 @@ FULL_CACHE = 0.9
 WAITING = 1.0
 # Of the time. A saturated server keeps a GPU busy nearly always; NVML's utilisation counts any kernel as busy.
 IDLE_GPU = 0.8
+# Requests that receive tokens at the same time, on average, and those under way meanwhile.
+ONE_STREAM, SEVERAL = 1.1, 2.0
 # A gap this many times the median one is a spike.
 SPIKE = 3.0
 # Spikes are named where they take this share of all time between tokens, and prefills of others explain half of them.
@@ -38,6 +41,14 @@ class StreamedRequest:
     started_s: float
     ttft_s: float
     gaps_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """How many requests were under way, and how many of them between their first and their last token, on average."""
+
+    under_way: float
+    streaming: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +92,11 @@ def observations(facts: LoadFacts) -> tuple[LoadObservation, ...]:
         found["idle_gpu"] = f"the GPU was busy {100 * facts.gpu_busy:.0f} % of the time"
         if waits:
             found["queue_idle_gpu"] = f"{found['queue']}, {found['idle_gpu']}"
+    overlap = overlap_of(facts.requests)
+    if overlap is not None and overlap.streaming <= ONE_STREAM and overlap.under_way >= SEVERAL:
+        found["one_at_a_time"] = (
+            f"of {digits(overlap.under_way)} requests under way {digits(overlap.streaming)} received tokens, on average"
+        )
     spikes = prefill_spikes(facts.requests)
     if spikes is not None and spikes.of_time >= SPIKE_SHARE and spikes.with_prefill >= BY_PREFILL:
         found["prefill_spikes"] = (
@@ -92,6 +108,17 @@ def observations(facts: LoadFacts) -> tuple[LoadObservation, ...]:
     if facts.waiting_mean is None and facts.gpu_busy is None:
         found["unobserved"] = "no counters of the engine and no utilisation of a GPU"
     return tuple(LoadObservation(id=name, text=text) for name, text in found.items())
+
+
+def overlap_of(requests: Sequence[StreamedRequest]) -> Overlap | None:
+    """Without requests of one token, whose stream has no length; None where no time can be seen."""
+    seen = [one for one in requests if one.gaps_s]
+    begin = min((one.started_s for one in seen), default=0.0)
+    end = max((one.started_s + one.ttft_s + sum(one.gaps_s) for one in seen), default=0.0)
+    if end <= begin:
+        return None
+    streaming = sum(sum(one.gaps_s) for one in seen) / (end - begin)
+    return Overlap(under_way=streaming + sum(one.ttft_s for one in seen) / (end - begin), streaming=streaming)
 
 
 def prefill_spikes(requests: Sequence[StreamedRequest]) -> SpikeShare | None:
