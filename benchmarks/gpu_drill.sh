@@ -126,10 +126,12 @@ do_slow() {
   step calibrate 5 30 llm-perf plan --calibrate-from "$runs/slow" --ttft-ms 2000 --tpot-ms 200 --rate 2/s --json
   rm -rf "$out/slow_model"
 }
+# A start takes 35 to 60 s: the start as it is, four options once each, and two rounds of the best against it.
 do_tune() {
   step tune_model 60 90 "$python" "$here/served_model.py" "$out/tune_model" --device $served
-  step tune 150 300 llm-perf optimize server=transformers "server.args=[$out/tune_model,--device,$serve_on,--dtype,bfloat16]" \
-    load.concurrency=16 load.output_tokens=32 dataset.prompt_tokens=256 --budget 270s -o "$runs/tune"
+  step tune 300 505 llm-perf optimize server=transformers "server.args=[$out/tune_model,--device,$serve_on,--dtype,bfloat16]" \
+    load.concurrency=16 load.duration_s=6 load.output_tokens=32 dataset.prompt_tokens=256 --budget 480s --max-experiments 9 \
+    -o "$runs/tune"
   rm -rf "$out/tune_model"
 }
 do_serve_faster() {
