@@ -12,8 +12,8 @@ because a queue makes a small difference large.
 With --concurrency both clients load the server interleaved instead, in closed loops of these streams, because two
 closed loops at once would be a load of both. As root, the clients run with real-time priority (`chrt`): on two cores a
 client without it loses the CPU to vLLM for up to a second at a time, ours and theirs. The server gets a high priority
-of the usual kind (`nice`), because Linux stops real-time processes that use whole cores for 50 ms of every second; on a
-busy machine it has an effect with `sysctl kernel.sched_autogroup_enabled=0`.
+of the usual kind (`nice`, of its processes and of their autogroup), because Linux stops real-time processes that use
+whole cores for 50 ms of every second.
 
 Printed and written to benchmarks/results/bench_agreement.json (with --concurrency to
 bench_agreement_concurrency.json), each difference of medians with its 95 % interval
@@ -152,7 +152,16 @@ def serve(vllm_bin: Path, model: Path, folder: Path) -> Iterator[str]:
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )
     with running_server(section, place, prefix=["nice", "-n", "-20"] if os.geteuid() == 0 else []) as server:
+        if server.service is not None and os.geteuid() == 0:
+            prefer(server.service.pid)
         yield server.target.url
+
+
+def prefer(pid: int) -> None:
+    """Between sessions Linux compares the priorities of their autogroups, where it has them."""
+    group = Path(f"/proc/{pid}/autogroup")
+    if group.exists():
+        group.write_text("-20")
 
 
 def realtime() -> list[str]:
