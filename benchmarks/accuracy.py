@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from llm_perf_opt.capture.kernels.names import classify_kernel  # noqa: E402
 from llm_perf_opt.model.estimate import engine_model as engine_module  # noqa: E402
-from llm_perf_opt.model.estimate.bands import OTHER, OWN, Band, band_of  # noqa: E402
+from llm_perf_opt.model.estimate.bands import OTHER, OWN, Band, served_band_of  # noqa: E402
 from llm_perf_opt.model.estimate.parallel import Layout  # noqa: E402
 from llm_perf_opt.model.estimate.steps import Setting, step_estimate  # noqa: E402
 from llm_perf_opt.model.families.known import read_text_model  # noqa: E402
@@ -264,7 +264,7 @@ def published() -> list[str]:
         )
         if ratio is not None:
             setting = setting_of(row)
-            band = band_of(setting.model, setting.engine, setting.layout, setting.hardware)
+            band = served_band_of(setting.model, setting.engine, setting.layout, setting.hardware)
             widths[band.why] = band
             classes.setdefault(band.why, []).append(ratio)
     header = ("source", "model", "GPU", "formats", "batch", "tokens", "published", "share of the bound", "estimated")
@@ -283,11 +283,12 @@ def published() -> list[str]:
         "## Published runs",
         "",
         f"None of {len(rows)} runs is faster than its bound; the nearest reaches {percent(max(shares))} of it, the "
-        f"median {percent(statistics.median(shares))}. *Estimated* is the rate `engine=server` gives over the "
-        "published one: above 1, the estimate is faster. llama.cpp is compared with bounds alone. The band is what "
-        "`predict` and `plan` print; each contains at least 90 % of its rows. MoE models have wide bands: real routers "
-        "load experts unevenly, and most published runs do not state their layout (tensor parallel is assumed). "
-        "Measure before you buy such a system, or calibrate with `llm-perf plan --calibrate-from`.",
+        f"median {percent(statistics.median(shares))}. *Estimated* is the rate `engine=server` (runs of transformers: "
+        "`eager`) gives over the published one: above 1, the estimate is faster. llama.cpp is compared with bounds "
+        "alone. The band is what `predict` and `plan` print; each contains at least 90 % of its rows. MoE models have "
+        "wide bands: real routers load experts unevenly, and most published runs do not state their layout (tensor "
+        "parallel is assumed). Measure before you buy such a system, or calibrate with `llm-perf plan "
+        "--calibrate-from`.",
         "",
         *table(("kind", "rows", "median", "range", "band of the rate", "inside"), summary),
         "",

@@ -207,8 +207,10 @@ def _footer(answer: PlanResult, best: Sequence[Row], demand: Demand | None) -> l
             texts.append(f"A million output tokens of the cheapest cost {found.cost:.3g} at this demand.")
     if found is not None:
         texts.append(
-            f"The rate of the cheapest may be {found.output_tokens_per_s / found.band.slower:,.0f} to "
-            f"{found.output_tokens_per_s * found.band.faster:,.0f} tok/s ({found.band.why}; docs/accuracy.md)."
+            f"The rate of the cheapest may be {found.slowest_tokens_per_s:,.0f} to "
+            f"{found.fastest_tokens_per_s:,.0f} tok/s ({found.band.why}; docs/accuracy.md)."
+            if demand is None
+            else f"The band of the cheapest: {found.band.why} (docs/accuracy.md)."
         )
     notes = dict.fromkeys(text for row in best for text in row.notes)
     notes |= dict.fromkeys([ACCURACY] if answer.quantised else [])

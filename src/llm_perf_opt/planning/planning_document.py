@@ -38,8 +38,8 @@ def row_document(row: Row) -> StaticDocument:
             tpot_ms=found.tpot_ms,
             request_ms=found.request_ms,
             output_tokens_per_s=found.output_tokens_per_s,
-            output_tokens_per_s_low=found.output_tokens_per_s / found.band.slower,
-            output_tokens_per_s_high=found.output_tokens_per_s * found.band.faster,
+            output_tokens_per_s_low=found.slowest_tokens_per_s,
+            output_tokens_per_s_high=found.fastest_tokens_per_s,
             band=found.band.why,
             cost_per_million_tokens=found.cost,
         )

@@ -149,13 +149,13 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         key="throughput_low",
         header="at least",
-        value=lambda r: r.forecast.output_tokens_per_s / r.forecast.band.slower if r.forecast else None,
+        value=lambda r: r.forecast.slowest_tokens_per_s if r.forecast else None,
         falls=True,
     ),
     Column(
         key="throughput_high",
         header="at most",
-        value=lambda r: r.forecast.output_tokens_per_s * r.forecast.band.faster if r.forecast else None,
+        value=lambda r: r.forecast.fastest_tokens_per_s if r.forecast else None,
         falls=True,
     ),
     Column(key="cost", header="cost/M", value=lambda r: r.forecast.cost if r.forecast else None),

@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from llm_perf_opt.core.units import or_dash, si
+from llm_perf_opt.model.estimate.requests import Forecast
 from llm_perf_opt.model.static.closed_form import kv_bytes
 from llm_perf_opt.model.static.counted import CountedAnalysis
 from llm_perf_opt.model.static.forms import state_elements
@@ -209,13 +210,15 @@ def _bands(rows: Sequence[Row]) -> list[str]:
             name = row.analysis.hardware.name if row.analysis.hardware else "unknown"
             found.setdefault(estimate.label, f"rates {estimate.label}: {name} decode {estimate.mid_ms:.3g} ms, {band}.")
         if row.forecast is not None:
-            served, width = row.forecast.output_tokens_per_s, row.forecast.band
-            found.setdefault(
-                width.why,
-                f"served {served:,.0f} tok/s may be {served / width.slower:,.0f} to {served * width.faster:,.0f} "
-                f"({width.why}).",
-            )
+            found.setdefault(row.forecast.band.why, _served_band(row.forecast, is_arriving=row.case.rate is not None))
     return list(found.values())
+
+
+def _served_band(forecast: Forecast, *, is_arriving: bool) -> str:
+    served, low, high = forecast.output_tokens_per_s, forecast.slowest_tokens_per_s, forecast.fastest_tokens_per_s
+    if is_arriving and low == served:
+        return f"served {served:,.0f} tok/s: the load, also at the slow end of the band ({forecast.band.why})."
+    return f"served {served:,.0f} tok/s may be {low:,.0f} to {high:,.0f} ({forecast.band.why})."
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:

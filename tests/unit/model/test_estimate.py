@@ -11,7 +11,7 @@ import pytest
 
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import HardwareSection
-from llm_perf_opt.model.estimate.bands import OWN, band_of
+from llm_perf_opt.model.estimate.bands import EAGER, OWN, band_of
 from llm_perf_opt.model.estimate.efficiency import MEASURED, TRANSFERRED, rates_of
 from llm_perf_opt.model.estimate.engine_model import ENGINES
 from llm_perf_opt.model.estimate.parallel import Layout, Wire, link_of
@@ -23,7 +23,7 @@ from llm_perf_opt.model.estimate.requests import (
     prompt_ms,
     tokens_per_check,
 )
-from llm_perf_opt.model.estimate.steps import Setting, step_estimate
+from llm_perf_opt.model.estimate.steps import Setting, shared_bound, step_estimate
 from llm_perf_opt.model.hardware.hardware import load_catalogue
 from llm_perf_opt.model.hardware.work import Dtypes, Step
 from llm_perf_opt.planning.machine import parse_amd_smi, parse_rocm_smi
@@ -144,6 +144,7 @@ def test_littles_law_holds_over_layouts_loads_and_engines() -> None:
         assert per_s * found.request_ms / 1e3 == pytest.approx(concurrency)
         assert found.request_ms == pytest.approx(found.ttft_ms + (output - 1) * found.tpot_ms)
         assert found.ttft_ms <= found.ttft_p95_ms
+        assert found.slowest_tokens_per_s < found.output_tokens_per_s <= found.fastest_tokens_per_s
     assert seen == 2 * 3 * 2 * 4 * 3 * 2 * 2
 
 
@@ -177,6 +178,27 @@ def test_arrivals_fill_the_engine_until_it_cannot_keep_up() -> None:
     assert twice.ttft_p95_ms == pytest.approx(rates[2].ttft_p95_ms)
     bursts = forecast_arrivals(server, load, ArrivalRate(per_s=20, burstiness=0.25))
     assert bursts is not None and bursts.ttft_p95_ms > rates[2].ttft_p95_ms
+
+
+def test_the_band_ends_at_the_bound_and_at_what_arrives() -> None:
+    alone = Load(prompt=128, output=256)
+    for device, layout in itertools.product(("rtx4090", "h100_sxm"), (Layout(), Layout(tp=2), Layout(pp=4))):
+        case = setting(device=device, engine="server", layout=layout)
+        found = forecast(case, alone)
+        token = shared_bound(case, Step(batch=1, new=1, past=128 + 128))
+        assert found is not None and token is not None
+        # One request: its tokens follow each other on any layout.
+        assert found.fastest_tokens_per_s <= 256 / (255 * token.ms / 1e3)
+    server, load = setting(engine="server"), Load(prompt=1024, output=128)
+    easy, hard = (forecast_arrivals(server, load, ArrivalRate(per_s=rate)) for rate in (5, 30))
+    assert easy is not None and hard is not None
+    assert easy.slowest_tokens_per_s == easy.fastest_tokens_per_s == pytest.approx(5 * 128)
+    assert hard.slowest_tokens_per_s < hard.fastest_tokens_per_s == pytest.approx(30 * 128)
+
+
+def test_in_eager_mode_requests_may_take_much_longer_than_the_measured_rates_say() -> None:
+    found = [forecast(setting(engine=engine), Load(prompt=1024, output=64)) for engine in ("graph", "eager")]
+    assert [one and one.band.slower for one in found] == [OWN.slower, EAGER.slower]
 
 
 def test_requests_in_flight_share_steps_and_prompts() -> None:

@@ -15,7 +15,17 @@ import pytest
 
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import HardwareSection
-from llm_perf_opt.model.estimate.bands import AMD, EXPERTS, EXPERTS_SPREAD, OTHER, SPREAD, STAGES, band_of
+from llm_perf_opt.model.estimate.bands import (
+    AMD,
+    EAGER,
+    EXPERTS,
+    EXPERTS_SPREAD,
+    OTHER,
+    SPREAD,
+    STAGES,
+    UNLIKE,
+    served_band_of,
+)
 from llm_perf_opt.model.estimate.parallel import Layout
 from llm_perf_opt.model.estimate.requests import (
     PROMPT_TOKENS,
@@ -171,10 +181,12 @@ def test_bands_contain_nine_of_ten_published_runs_of_each_kind() -> None:
         if rate is None:
             continue
         setting = setting_of(row)
-        band = band_of(setting.model, setting.engine, setting.layout, setting.hardware)
+        band = served_band_of(setting.model, setting.engine, setting.layout, setting.hardware)
         inside.setdefault(band.why, []).append(1 / band.faster <= rate <= band.slower)
     assert {why: len(found) for why, found in inside.items()} == {
-        OTHER.why: 109,
+        OTHER.why: 88,
+        f"{OTHER.why}; {UNLIKE.why}": 115,
+        f"{OTHER.why}; {UNLIKE.why}; {EAGER.why}": 35,
         SPREAD.why: 38,
         f"{SPREAD.why}; {AMD.why}": 40,
         STAGES.why: 12,
@@ -238,12 +250,15 @@ def test_first_tokens_of_requests_that_start_together_are_near_the_slowest_measu
 
 
 def test_no_published_run_beats_its_bound() -> None:
-    shares = {tuple(row.values()): share_of_bound(row) for row in rows()}
-    assert {row: share for row, share in shares.items() if not 0.02 < share <= 1.0} == {}
+    """A row far below its bound is not what it says. In eager mode a small model reaches a hundredth of it."""
+    shares = {
+        tuple(row.values()): (0.01 if "Transformers" in row["source"] else 0.02, share_of_bound(row)) for row in rows()
+    }
+    assert {row: share for row, (least, share) in shares.items() if not least < share <= 1.0} == {}
 
 
 def test_every_row_names_its_source() -> None:
-    assert len(rows()) == 430
+    assert len(rows()) == 559
     assert [row for row in rows() if not row["source"]] == []
 
 

@@ -91,6 +91,17 @@ def test_every_workload_key_takes_a_list(capsys: pytest.CaptureFixture[str]) -> 
             assert phase["estimate_ms"]["low"] >= phase["bound_ms"]["datasheet"]
 
 
+def test_no_pipeline_serves_more_than_the_bound_of_its_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    for row in predict_json(
+        capsys,
+        *("model=llama3_8b", "hardware=l40s", "workload.engine=server", "workload.batch=4,256"),
+        *("workload.pp=1,4,8", "workload.prompt=4096", "workload.output=256"),
+    ):
+        # The first of a request's tokens comes with its prompt.
+        most = 256 / 255 * row["phases"]["decode"]["tokens_per_s"]["datasheet"]
+        assert row["serving"]["output_tokens_per_s"] <= row["serving"]["output_tokens_per_s_high"] <= most
+
+
 def test_rows_can_be_sorted_and_written_as_csv_and_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     table, picture = tmp_path / "out.csv", tmp_path / "out.svg"
     asked = ["model=llama3_8b", "hardware=h200,l40s", "workload.output=128", "hardware.price_per_hour=2"]

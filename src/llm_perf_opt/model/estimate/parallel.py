@@ -44,7 +44,7 @@ class Layout:
 
     @property
     def spread(self) -> DeviceShare:
-        return DeviceShare(tp=self.tp, sharing=self.sharing)
+        return DeviceShare(tp=self.tp, sharing=self.sharing, stages=self.pp)
 
     @property
     def model_devices(self) -> int:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from llm_perf_opt.config.schema import HardwareSection
-from llm_perf_opt.model.estimate.bands import Band, band_of
+from llm_perf_opt.model.estimate.bands import Band, served_band_of
 from llm_perf_opt.model.estimate.efficiency import TRANSFERRED, rates_of
 from llm_perf_opt.model.estimate.engine_model import ENGINES, HostShare
 from llm_perf_opt.model.estimate.queueing import LoadTimes, closed_load, open_load
-from llm_perf_opt.model.estimate.steps import Setting, step_estimate
+from llm_perf_opt.model.estimate.steps import Setting, shared_bound, step_estimate
 from llm_perf_opt.model.hardware.work import Step
 
 # As many tokens of prompts as serving engines take into one forward by default.
@@ -73,6 +73,8 @@ class Forecast:
 
     `ttft_ms` is the median. `ttft_p95_ms`: of requests in flight, the 95th percentile of requests that start together;
     of arrivals, the 95th percentile of all. `in_flight` counts waiting requests, over all replicas.
+    `slowest_tokens_per_s` and `fastest_tokens_per_s` are the ends of the band: never beyond the bound, nor more than
+    what arrives.
     """
 
     ttft_ms: float
@@ -80,6 +82,8 @@ class Forecast:
     tpot_ms: float
     request_ms: float
     output_tokens_per_s: float
+    slowest_tokens_per_s: float
+    fastest_tokens_per_s: float
     in_flight: float
     cost: float | None
     label: str
@@ -132,26 +136,66 @@ def forecast(setting: Setting, load: Load) -> Forecast | None:
     sequences = -(-load.concurrency // setting.layout.dp)
     times = closed_load(ReplicaPace(setting=setting, load=load), sequences, output=load.output, places=load.places)
     per_s = load.concurrency / times.request_ms * 1e3
-    return _forecast(setting, load, times, per_s=per_s, in_flight=float(load.concurrency))
+    band, rate = _band(setting), per_s * load.output
+    most = setting.layout.dp * most_tokens_per_ms(setting, load, sequences) * 1e3
+    return _forecast(
+        setting,
+        load,
+        times,
+        per_s=per_s,
+        in_flight=float(load.concurrency),
+        ends=(rate / band.slower, max(rate, min(rate * band.faster, most))),
+    )
 
 
 def forecast_arrivals(setting: Setting, load: Load, arrivals: ArrivalRate) -> Forecast | None:
     """Requests that arrive by themselves. None: no estimate of a step, or more than the replicas can keep up with."""
     if step_estimate(setting, Step(batch=1, new=1, past=load.prompt)) is None:
         return None
-    times = open_load(
-        ReplicaPace(setting=setting, load=load),
-        arrivals.per_s / 1e3 / setting.layout.dp,
-        output=load.output,
-        places=load.places,
-        burstiness=arrivals.burstiness,
-    )
+    pace = ReplicaPace(setting=setting, load=load)
+
+    def at(per_s: float) -> LoadTimes | None:
+        each = per_s / 1e3 / setting.layout.dp
+        return open_load(pace, each, output=load.output, places=load.places, burstiness=arrivals.burstiness)
+
+    times = at(arrivals.per_s)
     if times is None:
         return None
-    return _forecast(setting, load, times, per_s=arrivals.per_s, in_flight=arrivals.per_s * times.request_ms / 1e3)
+    # Where everything takes longer by a factor, arrivals are as dense as these are at their rate times the factor.
+    rate, slower = arrivals.per_s * load.output, _band(setting).slower
+    slowest = rate if at(arrivals.per_s * slower) is not None else rate / slower
+    in_flight = arrivals.per_s * times.request_ms / 1e3
+    return _forecast(setting, load, times, per_s=arrivals.per_s, in_flight=in_flight, ends=(slowest, rate))
 
 
-def _forecast(setting: Setting, load: Load, times: LoadTimes, *, per_s: float, in_flight: float) -> Forecast:
+def most_tokens_per_ms(setting: Setting, load: Load, sequences: int) -> float:
+    """Output tokens per millisecond that one replica cannot exceed; infinite where the device's peaks are not known.
+
+    A request needs its prompt and then its tokens one after the other; stages of a pipeline work at the same time, on
+    a stage's share of the sequences.
+    """
+    admitted = sequences if load.places is None else max(1, min(sequences, load.places))
+    context, tokens = load.prompt + load.output // 2, max(0, load.output - 1)
+    prompt = shared_bound(setting, Step(batch=1, new=load.new_tokens, past=load.cached))
+    alone = shared_bound(setting, Step(batch=1, new=1, past=context))
+    stages = setting.layout.pp
+    together = shared_bound(setting, Step(batch=-(-admitted // stages), new=1, past=context))
+    if prompt is None or alone is None or together is None:
+        return math.inf
+    steps = tokens if load.acceptance is None else tokens / tokens_per_check(load.acceptance, load.draft)
+    request_ms = prompt.ms / stages + steps * alone.ms
+    # Prompts that are computed together read the weights once, so their compute alone counts.
+    busy_ms = max(prompt.compute_ms / stages, steps * together.ms / admitted)
+    return load.output / max(request_ms / admitted, busy_ms)
+
+
+def _band(setting: Setting) -> Band:
+    return served_band_of(setting.model, setting.engine, setting.layout, setting.hardware)
+
+
+def _forecast(
+    setting: Setting, load: Load, times: LoadTimes, *, per_s: float, in_flight: float, ends: tuple[float, float]
+) -> Forecast:
     rate, label = per_s * load.output, label_of(setting.hardware)
     return Forecast(
         ttft_ms=times.ttft_ms,
@@ -159,10 +203,12 @@ def _forecast(setting: Setting, load: Load, times: LoadTimes, *, per_s: float, i
         tpot_ms=times.tpot_ms,
         request_ms=times.request_ms,
         output_tokens_per_s=rate,
+        slowest_tokens_per_s=ends[0],
+        fastest_tokens_per_s=ends[1],
         in_flight=in_flight,
         cost=cost_per_million(setting, rate),
         label=label,
-        band=band_of(setting.model, setting.engine, setting.layout, setting.hardware),
+        band=_band(setting),
     )
 
 

@@ -7,7 +7,7 @@ operators, and never less than the bound. How wide the band is says `bands`.
 from dataclasses import dataclass, field, replace
 
 from llm_perf_opt.config.schema import HardwareSection
-from llm_perf_opt.model.estimate.bands import band_of
+from llm_perf_opt.model.estimate.bands import EAGER, band_of
 from llm_perf_opt.model.estimate.efficiency import rates_of
 from llm_perf_opt.model.estimate.engine_model import ENGINES, step_time
 from llm_perf_opt.model.estimate.parallel import Layout, link_of
@@ -61,12 +61,13 @@ def step_estimate(setting: Setting, step: Step) -> Estimate | None:
         mla_mode=setting.mla_mode,
         touched=setting.touched,
     )
-    # Devices that share the work share the bound.
-    lowest = step_bound(setting, replace(step, batch=step.batch * layout.sharing))
-    floor_ms = 0.0 if lowest is None else lowest.ms / layout.experts_split
+    lowest = shared_bound(setting, step)
+    floor_ms = 0.0 if lowest is None else lowest.ms
     band = band_of(setting.model, setting.engine, layout, hardware)
     device_ms = max(time.device_ms, floor_ms)
     low_us, mid_us, high_us = launch_band(hardware.launch_us) if setting.engine == "eager" else (0.0, 0.0, 0.0)
+    if hardware.launch_us is None:
+        high_us = max(high_us, mid_us * EAGER.slower)
     operators = estimate_operators(setting.model, is_prefill=step.new > 1)
     launch_ms = operators * mid_us / 1e3
     return Estimate(
@@ -78,6 +79,15 @@ def step_estimate(setting: Setting, step: Step) -> Estimate | None:
         gpu_ms=max(time.gpu_ms, floor_ms),
         label=rates.label,
     )
+
+
+def shared_bound(setting: Setting, step: Step) -> Bound | None:
+    """The bound of one forward of a replica, whose devices share the work, and the bound. None: peaks not known."""
+    found = step_bound(setting, replace(step, batch=step.batch * setting.layout.sharing))
+    if found is None:
+        return None
+    split = setting.layout.experts_split
+    return Bound(compute_ms=found.compute_ms / split, memory_ms=found.memory_ms / split)
 
 
 def step_bound(setting: Setting, step: Step) -> Bound | None:

@@ -143,10 +143,14 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceShare:
-    """How one forward is spread: `tp` devices split every matrix, `sharing` such replicas hold experts together."""
+    """How one forward is spread: `tp` devices split every matrix, `sharing` such replicas hold experts together.
+
+    `stages` of a pipeline work on different sequences, or different pieces of prompts, at the same time.
+    """
 
     tp: int = 1
     sharing: int = 1
+    stages: int = 1
 
 
 ONE_DEVICE = DeviceShare()

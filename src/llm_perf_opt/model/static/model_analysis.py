@@ -144,18 +144,23 @@ def _predict(
         ways=_ways(name, phase, model, shape, dtypes, spread),
         is_latent=_is_latent(model),
         estimator=estimator,
-        devices=spread.tp * spread.sharing,
+        devices=spread.tp * spread.sharing * (spread.stages if name == PREFILL else 1),
     )
 
 
 def _ways(
     name: str, phase: Phase, model: Model, shape: Shape, dtypes: Dtypes, spread: DeviceShare
 ) -> dict[MlaMode, Phase]:
-    """What a bound is taken of, in each mode of latent attention: the phase of all replicas that share experts."""
+    """What a bound is taken of, in each mode of latent attention: the phase of all replicas that share experts.
+
+    Stages of a pipeline divide the work of prompts. A token passes all of them, at best in a batch that is a stage's
+    share of the sequences.
+    """
     modes = MLA_MODES if _is_latent(model) else (DEFAULT_MLA_MODE,)
-    if spread.sharing == 1 and len(modes) == 1:
+    parts = spread.stages if name == DECODE else 1
+    if spread.sharing == parts == 1 and len(modes) == 1:
         return {DEFAULT_MLA_MODE: phase}
-    whole = replace(shape, batch=shape.batch * spread.sharing)
+    whole = replace(shape, batch=-(-shape.batch // parts) * spread.sharing)
     return {mode: _phases(model, whole, dtypes, mode)[name] for mode in modes}
 
 
