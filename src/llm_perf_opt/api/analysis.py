@@ -118,7 +118,7 @@ class PerfAnalysis:
     @cached_property
     def scopes(self) -> Scopes:
         """Scopes by name (`decode`, `prefill`, `steady`, `capture`, …), each with its `ledger`."""
-        return Scopes(self.diagnosis.scopes)
+        return Scopes(self._source.scopes)
 
     @property
     def coverage(self) -> Coverage:

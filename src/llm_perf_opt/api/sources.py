@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -14,7 +15,7 @@ from llm_perf_opt.system.arrays import load_numpy
 from llm_perf_opt.system.files import real_path
 
 if TYPE_CHECKING:
-    from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, Diagnosis
+    from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, Diagnosis, ScopeRecord
     from llm_perf_opt.pipeline.analyze.read import AnalyzedCaptures, ReadFiles
     from llm_perf_opt.report.render.first_screen import FirstScreen
     from llm_perf_opt.report.run_files import RunFiles
@@ -45,6 +46,9 @@ class AnalysisSource(Protocol):
     def diagnosis(self) -> "Diagnosis": ...
 
     @property
+    def scopes(self) -> "tuple[ScopeRecord, ...]": ...
+
+    @property
     def captured(self) -> "CaptureAnalysis | None": ...
 
     @property
@@ -66,6 +70,7 @@ class CaptureFiles:
     ) -> None:
         self.files, self.detail, self.files_are = tuple(files), detail, files_are
         self.name = name or ", ".join(str(file) for file in files)
+        self._is_named = name is not None
 
     @property
     def path(self) -> Path | None:
@@ -91,7 +96,8 @@ class CaptureFiles:
         if LOAD in kinds:
             raise ConfigError(f"{self.name}: results of a load generator, which hold no times of kernels")
         with tempfile.TemporaryDirectory(prefix="llm-perf-read-") as scratch:
-            return read_files(files, kinds, Path(scratch), detailed=self.detail)
+            found = read_files(files, kinds, Path(scratch), detailed=self.detail)
+        return _renamed(found, self.name) if self._is_named else found
 
     @cached_property
     def analyzed(self) -> "AnalyzedCaptures":
@@ -112,13 +118,20 @@ class CaptureFiles:
             raise ConfigError(f"{self.name}: there is no timeline in it, so nothing was judged")
         return found
 
+    @cached_property
+    def scopes(self) -> "tuple[ScopeRecord, ...]":
+        """What was judged, and the phases the capture marks."""
+        from llm_perf_opt.diagnosis.marked_phases import marked_phases
+
+        return (*self.diagnosis.scopes, *marked_phases(self.captured))
+
     @property
     def notes(self) -> tuple[str, ...]:
         return (*self.analyzed.notes, *self.captured.notes)
 
     def fills(self) -> "Mapping[str, Fill]":
         events = {view.name: partial(self.events, view.name) for view in VIEWS if view.needs == "capture"}
-        return {**_nothing(), **events, **_answers(lambda: self.diagnosis)}
+        return {**_nothing(), **events, **_answers(self)}
 
     def first_screen(self) -> "FirstScreen":
         from llm_perf_opt.report.render.first_screen import screen_of_capture
@@ -147,6 +160,14 @@ class CaptureFiles:
         from llm_perf_opt.sql.events import events_of
 
         return events_of(self.read.captures)
+
+
+def _renamed(read: "ReadFiles", name: str) -> "ReadFiles":
+    """The same captures under another name: the file they were read from does not stay."""
+    return replace(
+        read,
+        captures=tuple(replace(one, timeline=replace(one.timeline, source=name)) for one in read.captures),
+    )
 
 
 class RunDirectory:
@@ -178,6 +199,15 @@ class RunDirectory:
     @property
     def diagnosis(self) -> "Diagnosis":
         return self.view.diagnosis
+
+    @cached_property
+    def scopes(self) -> "tuple[ScopeRecord, ...]":
+        """What was judged; the phases its capture marks where none was timed without a profiler."""
+        from llm_perf_opt.diagnosis.marked_phases import marked_phases
+
+        judged, captured = self.diagnosis.scopes, self.captured
+        timed = any(scope.kind == "phase" for scope in judged)
+        return judged if timed or captured is None else (*judged, *marked_phases(captured))
 
     @property
     def captured(self) -> "CaptureAnalysis | None":
@@ -218,7 +248,7 @@ class RunDirectory:
 
     def fills(self) -> "Mapping[str, Fill]":
         events = {view.name: partial(self._events, view.name) for view in VIEWS if view.needs == "capture"}
-        return {**events, **_answers(lambda: self.diagnosis), **self._of_run()}
+        return {**events, **_answers(self), **self._of_run()}
 
     def first_screen(self) -> "FirstScreen":
         from llm_perf_opt.report.render.first_screen import screen_of_run
@@ -249,13 +279,13 @@ class RunDirectory:
         }
 
 
-def _answers(diagnosis: "Callable[[], Diagnosis]") -> "dict[str, Fill]":
+def _answers(source: AnalysisSource) -> "dict[str, Fill]":
     load_numpy()
     from llm_perf_opt.sql import answers
 
     return {
-        "ledger": lambda: answers.ledger_rows(diagnosis()),
-        "findings": lambda: answers.finding_rows(diagnosis()),
+        "ledger": lambda: answers.ledger_rows(source.scopes),
+        "findings": lambda: answers.finding_rows(source.diagnosis),
     }
 
 

@@ -6,6 +6,7 @@ ledger       cells that sum to the wall time of a scope, in integer nanoseconds;
 evidence     what was recorded in the captures of one program
 facts        a run's figures, each known with its source or unknown with a reason; `waterfall` stacks them by phase
 scope        the stretches of time that are judged: capture, steady state, phases, request
+marked_phases   phases a capture marks by ranges, as scopes that are not judged
 host_scope   the scope of a program's wall time, from samples of its stacks
 program      what is known about the program observed: framework, engine, training or inference, traits
 cause        causes as data: `causes/<id>.toml` has cells, words and advice, `causes/<id>.py` the judge where needed

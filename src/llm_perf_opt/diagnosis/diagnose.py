@@ -274,14 +274,15 @@ def diagnosis_of(
     return Diagnosis(
         verdict=found or verdict_of(findings, scopes, program, coverage),
         program=program,
-        scopes=(*{scope.id: _record(scope) for scope in scopes}.values(), *captured),
+        scopes=(*{scope.id: record_of(scope) for scope in scopes}.values(), *captured),
         claims=tuple(findings),
         coverage=coverage,
         measured_gains=measured_gains,
     )
 
 
-def _record(scope: Scope) -> ScopeRecord:
+def record_of(scope: Scope) -> ScopeRecord:
+    """A scope as it is stored: the largest cells first, and of the kernels the first."""
     return ScopeRecord(
         id=scope.id,
         kind=scope.kind,

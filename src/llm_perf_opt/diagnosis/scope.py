@@ -330,7 +330,7 @@ def phase_scope(phase: "PhaseFacts", run: "RunFacts", ncu: Mapping[str, NcuKerne
         return None
     wall_ns = round(phase.wall.value * 1e6)
     if isinstance(phase.gpu, GpuFacts):
-        ledger, kernels = _gpu_phase(phase.gpu, wall_ns)
+        ledger, kernels = gpu_phase_ledger(phase.gpu, wall_ns)
         instances, source = phase.gpu.instances, phase.gpu.source
     elif phase.is_cpu and isinstance(phase.operators, Known):
         inside = min(wall_ns, round(phase.operators.value * 1e6))
@@ -358,8 +358,8 @@ def phase_scope(phase: "PhaseFacts", run: "RunFacts", ncu: Mapping[str, NcuKerne
     )
 
 
-def _gpu_phase(gpu: "GpuFacts", wall_ns: int) -> tuple[Ledger, tuple[KernelTime, ...]]:
-    """The clean wall time, split as the capture of the same phase is."""
+def gpu_phase_ledger(gpu: "GpuFacts", wall_ns: int) -> tuple[Ledger, tuple[KernelTime, ...]]:
+    """The wall time of one instance of a phase, split as the capture of the phase is."""
     from llm_perf_opt.diagnosis.waterfall import split_idle
 
     busy_ns = min(round(gpu.busy_ms * 1e6), wall_ns)

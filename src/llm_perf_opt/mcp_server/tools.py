@@ -122,7 +122,7 @@ class Tools:
             return rendered(_abstained(subject.missing))
         diagnosis = subject.opened.diagnosis
         if scope is not None:
-            return self._ledger(subject, diagnosis, scope, source, offset)
+            return self._ledger(subject, scope, source, offset)
         missing = _missing(diagnosis)
         answer = ToolAnswer(
             status="ok" if missing is None else "abstained",
@@ -130,15 +130,13 @@ class Tools:
             result=_subject_row(subject, diagnosis),
             more=(Pointer(tool="findings", arguments={"source": source}),),
         )
-        rows = [_scope_row(row) for row in diagnosis.scopes]
+        rows = [_scope_row(row) for row in subject.opened.scopes.values()]
         return paged(answer, rows, offset=offset, tool="analyze", arguments={"source": source})
 
-    def _ledger(
-        self, subject: JudgedSubject, diagnosis: Diagnosis, name: str, source: str | Sequence[str], offset: int
-    ) -> str:
-        record = diagnosis.scope(name)
+    def _ledger(self, subject: JudgedSubject, name: str, source: str | Sequence[str], offset: int) -> str:
+        record = subject.opened.scopes.get(name)
         if record is None:
-            ids = [scope.id for scope in diagnosis.scopes]
+            ids = list(subject.opened.scopes)
             allowed = ", ".join(as_data(scope) for scope in ids)
             near = did_you_mean(name, ids)
             raise ConfigError(f"scope: no such scope (got {as_data(name)}){near}, allowed: {allowed}")

@@ -11,7 +11,6 @@ from msgspec import UNSET
 
 from llm_perf_opt.capture.kernels.ncu_analysis import join_nsys
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuKernel, NsysKernel
-from llm_perf_opt.capture.rows import Idle, RangeRow
 from llm_perf_opt.core.documents import ClockDocument, ClockSample
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.names import (
@@ -29,8 +28,6 @@ from llm_perf_opt.core.names import (
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.diagnosis.diagnose import ENABLE_CLEAN
-from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis
-from llm_perf_opt.diagnosis.evidence import replays_graphs
 from llm_perf_opt.diagnosis.facts import (
     NOT_WATCHED,
     ClockFacts,
@@ -41,12 +38,12 @@ from llm_perf_opt.diagnosis.facts import (
     Known,
     MemoryFacts,
     PhaseFacts,
-    PhaseKernel,
     Quantity,
     RunFacts,
     Unknown,
     value_of,
 )
+from llm_perf_opt.diagnosis.marked_phases import find_range, gpu_of_range
 from llm_perf_opt.model.static.static_document import StaticDocument, StaticPhase
 from llm_perf_opt.report.run_files import Found, RunFiles
 
@@ -202,41 +199,7 @@ def _gpu(name: str, files: RunFiles) -> GpuFacts | Unknown:
         return Unknown(reason=f"no kernel was recorded inside the range {PHASE_RANGE[name]}")
     if row.gpu_busy_ns is None or row.typical.idle is None:
         return Unknown(reason=f"{files.capture.source} holds no GPU times of the range {PHASE_RANGE[name]}")
-    return _gpu_of(row, row.gpu_busy_ns, row.typical.idle, files.capture.source)
-
-
-def _gpu_of(row: RangeRow, busy_ns: int, idle: Idle, source: str) -> GpuFacts:
-    count = row.instances
-    kernels = None
-    if row.kernels is not None:
-        kernels = tuple(
-            PhaseKernel(
-                name=k.name,
-                short_name=k.short_name,
-                kernel_class=k.kernel_class,
-                per_step=k.instances / count,
-                ms_per_step=k.total_ns / count / 1e6,
-            )
-            for k in row.kernels
-        )
-    return GpuFacts(
-        instances=count,
-        wall_ms=row.typical.wall_ns / 1e6,
-        busy_ms=busy_ns / count / 1e6,
-        kernel_sum_ms=row.kernel_ns / count / 1e6,
-        kernel_count=row.kernel_count / count,
-        launch_ms=row.typical.launch_ns / 1e6,
-        idle=idle,
-        kernels=kernels,
-        source=source,
-        is_graph=replays_graphs(row),
-    )
-
-
-def find_range(capture: CaptureAnalysis, name: str) -> RangeRow | None:
-    """The row of a range; of a push/pop and a start/end one of the same name, the one with more kernels."""
-    rows = [row for row in capture.ranges if row.name == name]
-    return max(rows, key=lambda row: row.kernel_count, default=None)
+    return gpu_of_range(row, row.gpu_busy_ns, row.typical.idle, files.capture.source)
 
 
 def _operators(name: str, files: RunFiles, wall: Quantity) -> Quantity:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from llm_perf_opt.core.manifest import RunManifest
-from llm_perf_opt.diagnosis.diagnosis_document import Diagnosis
+from llm_perf_opt.diagnosis.diagnosis_document import Diagnosis, ScopeRecord
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.report.samples import SampleLine
 from llm_perf_opt.serving.load_records import RequestRecord
@@ -30,7 +30,7 @@ class LoadedRequest(RequestRecord):
     level: str
 
 
-def ledger_rows(diagnosis: Diagnosis) -> ViewRows:
+def ledger_rows(scopes: Sequence[ScopeRecord]) -> ViewRows:
     return as_columns(
         "ledger",
         [
@@ -45,7 +45,7 @@ def ledger_rows(diagnosis: Diagnosis) -> ViewRows:
                 "wall_ns": scope.wall_ns,
                 "clean": scope.clean,
             }
-            for scope in diagnosis.scopes
+            for scope in scopes
             for cell in scope.cells
         ],
     )

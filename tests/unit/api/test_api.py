@@ -37,8 +37,21 @@ def test_a_capture_is_an_answer(llama: perf.PerfAnalysis) -> None:
     steady = llama.scopes["steady"]
     assert steady.ledger.wall_ns == sum(cell.time_ns for cell in steady.ledger.cells) == steady.wall_ns
     assert "kernels" in llama.coverage.recorded and "operators" in llama.coverage.missing
-    with pytest.raises(KeyError, match="no scope 'decode' was measured, known here: capture, steady"):
-        llama.scopes["decode"]
+    with pytest.raises(KeyError, match="no scope 'request' was measured, known here: capture, steady, prefill, decode"):
+        llama.scopes["request"]
+
+
+def test_the_phases_a_capture_marks_are_scopes_of_one_step(llama: perf.PerfAnalysis) -> None:
+    step, prompt = llama.scopes["decode"], llama.scopes["prefill"]
+    assert (step.kind, step.place, step.instances, step.clean) == ("phase", "decode_step", 24, False)
+    assert (prompt.place, prompt.instances) == ("prefill", 4)
+    ranges = {row.name: row.typical for row in llama.analysis.ranges} if llama.analysis else {}
+    for scope, typical in ((step, ranges["decode_step"]), (prompt, ranges["prefill"])):
+        assert scope.ledger.wall_ns == sum(cell.time_ns for cell in scope.cells) == typical.wall_ns
+        assert scope.ledger.ns("idle") == typical.gpu_idle_ns
+    # What was judged stays what the findings are about.
+    assert {finding.scope for finding in llama.findings} <= {scope.id for scope in llama.diagnosis.scopes}
+    assert [scope.id for scope in llama.diagnosis.scopes] == ["capture", "steady"]
 
 
 def test_tables_and_sql_say_the_same_as_the_report(llama: perf.PerfAnalysis) -> None:
@@ -54,7 +67,9 @@ def test_tables_and_sql_say_the_same_as_the_report(llama: perf.PerfAnalysis) -> 
         one.name: (one.instances, one.kernel_count, one.kernel_ns) for one in llama.analysis.ranges
     }
     cells = "SELECT scope, sum(time_ns) AS ns, any_value(wall_ns) AS wall FROM ledger GROUP BY 1 ORDER BY 1"
-    assert [(r["scope"], r["ns"] == r["wall"]) for r in llama.query(cells)] == [("capture", True), ("steady", True)]
+    assert [(r["scope"], r["ns"] == r["wall"]) for r in llama.query(cells)] == [
+        (name, True) for name in ("capture", "decode", "prefill", "steady")
+    ]
     assert [r["rule"] for r in llama.query("SELECT rule FROM findings ORDER BY rank")] == [
         one.rule for one in llama.findings
     ]
@@ -72,7 +87,8 @@ def test_descriptions_are_short_and_html_is_the_first_screen(llama: perf.PerfAna
     assert repr(llama).startswith("PerfAnalysis(") and repr(llama).endswith(" 2 findings)") and len(repr(llama)) < 300
     assert repr(llama.kernels).startswith("kernels: 19,611 rows × 15 columns (name, short_name, ")
     assert repr(llama.findings).splitlines()[0] == f"1. {llama.findings[0].title} [launch_bound]"
-    assert repr(llama.scopes) == "Scopes(capture: 1,541.453 ms, steady: 228.177 ms)"
+    judged = "Scopes(capture: 1,541.453 ms, steady: 228.177 ms"
+    assert repr(llama.scopes) == f"{judged}, prefill: 17.557 ms, decode: 23.791 ms)"
     assert repr(steady := llama.scopes["steady"]) == f"ScopeRecord(steady: 228.177 ms in {len(steady.cells)} cells)"
     assert repr(steady.ledger).startswith("Ledger(228.177 ms: idle.launch 0.896, gpu.compute.GEMM 0.0538, ")
     assert len(repr(llama.scopes["capture"].ledger)) < 200
