@@ -59,7 +59,7 @@ _HOMES = {
 _OF_NOTEBOOKS = {"load_ipython_extension": "api.magic"}
 
 
-def __getattr__(name: str) -> "Any":
+def _imported(name: str) -> "Any":
     homes = {one: module for module, names in _HOMES.items() for one in names} | _OF_NOTEBOOKS
     if name in homes:
         # Kept, so that a name used in a loop is searched once.
@@ -67,6 +67,11 @@ def __getattr__(name: str) -> "Any":
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _moved(name)
+
+
+# Type checkers are shown the imports above: with this in sight they would take any name.
+if not TYPE_CHECKING:
+    __getattr__ = _imported
 
 
 def _moved(name: str) -> "Any":

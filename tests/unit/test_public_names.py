@@ -62,7 +62,7 @@ def test_every_name_is_the_one_its_own_module_defines(surface: ModuleType) -> No
 @pytest.mark.parametrize("surface", SURFACES, ids=lambda module: module.__name__)
 def test_type_checkers_see_the_same_names_from_the_same_modules(surface: ModuleType) -> None:
     tree = ast.parse(Path(surface.__file__ or "").read_text(encoding="utf-8"))
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    (block,) = [node for node in tree.body if isinstance(node, ast.If) and isinstance(node.test, ast.Name)]
     typed = {
         (node.module or "").removeprefix("llm_perf_opt."): tuple(alias.name for alias in node.names)
         for node in block.body
