@@ -194,7 +194,7 @@ def _check(
     )
     problems += found
     problems += _device_problem(raw.get("run"))
-    problems += _list_problems(typed.get("run"), typed.get("dataset"))
+    problems += _list_problems(typed.get("run"), typed.get("dataset"), typed.get("workload"))
     problems += _rank_problems(typed.get("run"), typed.get("infer"), typed.get("workload"))
     told = {problem.key for problem in problems}
     # A value taken from another key is reported once, where it was set.
@@ -209,15 +209,23 @@ def _device_problem(run: Any) -> list[Problem]:
     return [Problem(key="run.device", text=f"not a device (got {device!r}), allowed: auto, cpu or cuda:N")]
 
 
-def _list_problems(run: Any, dataset: Any) -> list[Problem]:
-    """A list of files for a data set that has none would have no effect."""
-    if not isinstance(dataset, DatasetSection) or dataset.kind == "omnidocbench":
+def _list_problems(run: Any, dataset: Any, workload: Any) -> list[Problem]:
+    """A list of files for a data set that has none, or for a program of the user's, would have no effect."""
+    is_program = isinstance(workload, WorkloadSection) and workload.command is not None
+    if not isinstance(dataset, DatasetSection) or (dataset.kind == "omnidocbench" and not is_program):
         return []
     given = {"dataset.subset_filelist": dataset.subset_filelist}
     if isinstance(run, RunSection):
         given["run.dataset_subset_filelist"] = run.dataset_subset_filelist
-    text = f"dataset.kind={dataset.kind} reads no list of files (got {{path}}), allowed: null, or dataset=omnidocbench"
-    return [Problem(key=key, text=text.format(path=path)) for key, path in given.items() if path is not None]
+    if is_program:
+        text, allowed = "your own program reads its own inputs", "null"
+    else:
+        text, allowed = f"dataset.kind={dataset.kind} reads no list of files", "null, or dataset=omnidocbench"
+    return [
+        Problem(key=key, text=f"{text} (got {path}), allowed: {allowed}")
+        for key, path in given.items()
+        if path is not None
+    ]
 
 
 def _rank_problems(run: Any, infer: Any, workload: Any) -> list[Problem]:

@@ -144,6 +144,12 @@ def test_a_file_list_is_refused_where_the_data_set_reads_none(key: str) -> None:
     assert str(caught.value) == f"{key.lstrip('+')}: {text}"
 
 
+def test_a_file_list_is_refused_for_a_program_of_the_users() -> None:
+    (problem,) = problems(*TINY, "dataset=omnidocbench", "run.dataset_subset_filelist=/p.txt", "workload.command=[a]")
+    text = "your own program reads its own inputs (got /p.txt), allowed: null"
+    assert problem == f"run.dataset_subset_filelist: {text}"
+
+
 def test_every_problem_is_reported_at_once_with_key_value_and_choices() -> None:
     assert problems(
         *TINY,
