@@ -3,7 +3,7 @@
 import textwrap
 
 from llm_perf_opt.core.markdown import code, escape, table
-from llm_perf_opt.core.units import format_factor, format_quantity
+from llm_perf_opt.core.units import count_of, format_factor, format_quantity
 from llm_perf_opt.optimize.server.server_document import (
     SERVER_UNITS,
     ConfigurationRow,
@@ -81,7 +81,8 @@ def facts_text(found: OptimizeServerDocument) -> str:
     limits = f", limits {', '.join(found.constraints)}" if found.constraints else ""
     resumed = f", {found.resumed} of them before it was interrupted" if found.resumed else ""
     return (
-        f"Objective {found.objective}{slo}{limits}. {found.starts} starts{resumed} for {found.grid} combinations; "
+        f"Objective {found.objective}{slo}{limits}. {count_of(found.starts, 'start')}{resumed} for "
+        f"{count_of(found.grid, 'combination')}; "
         f"{found.spent_s:.0f} of {found.budget_s:.0f} s used, search {found.status}."
     )
 
