@@ -51,7 +51,10 @@ def _lines(level: LevelResult, slo: SloSection) -> Iterator[str]:
         yield _row("Request goodput (req/s):", level.goodput_per_s)
         yield f"{'SLO:':<{LABEL}}{slo.text}"
     yield _row("Output token throughput (tok/s):", level.output_tokens_per_s)
-    yield _row("Peak output token throughput (tok/s):", level.peak_output_tokens_per_s)
+    peak = level.peak_output_tokens_per_s
+    # Counted as vLLM does, in events of whole seconds: below the mean where a load is shorter than a second.
+    if peak is None or peak >= (level.output_tokens_per_s or 0.0):
+        yield _row("Peak output token throughput (tok/s):", peak)
     yield _row("Peak concurrent requests:", level.most_at_once)
     yield _row("Total token throughput (tok/s):", level.total_tokens_per_s)
     for name in LATENCIES:

@@ -71,6 +71,8 @@ def test_the_block_of_a_level_is_that_of_vllm() -> None:
         "----------------End-to-end Latency----------------",
     ]
     assert lines[-2:] == ["P99 E2EL (ms):                          400.00", "=" * 50]
+    brief = replace(run, duration_s=0.25)
+    assert "Peak output token throughput" not in result_block(level_result(brief, slo), slo=slo)
 
 
 def test_a_level_in_which_every_request_failed_says_so_and_has_no_latency() -> None:
