@@ -94,8 +94,8 @@ def test_waiting_for_a_rank_that_comes_late_is_a_finding(tmp_path: Path, capsys:
     (found,) = [f for f in json.loads(capsys.readouterr().out)["findings"] if f["rule"] == "late_ranks"]
     assert ("rank 1" in found["title"], found["share"]) == (True, pytest.approx(0.22, abs=0.005))
     assert [(": waited 0.210 ms" in text, "arrived last in 3" in text) for text in found["evidence"][:2]] == [
-        (True, False),
         (False, True),
+        (True, False),
     ]
     assert (found["confidence"], round(found["max_gain"], 2)) == ("medium", 1.28)
 
@@ -385,3 +385,30 @@ def test_a_published_capture_of_two_processes_has_a_row_for_each(tmp_path: Path)
         ("python3 (111)", (0,), 1721),
         ("python3 (112)", (1,), 1721),
     ]
+
+
+@pytest.mark.parametrize("communicates", [True, False])
+def test_communicating_processes_of_one_capture_are_ranks(tmp_path: Path, communicates: bool) -> None:
+    """Two processes with a GPU each in one capture: the second comes 60 µs late to each of five collectives."""
+    export = Export()
+    for rank in range(2):
+        pid, late = PID * (rank + 1), 60_000 * rank
+        for i in range(5):
+            at, number = 400_000 * i, 10 * i + 1
+            for offset, name, begin, end in (
+                (0, "gemm", 20_000, 100_000 + late),
+                (1, ALL_REDUCE if communicates or rank else "gemm", 100_000 + late, 200_000),
+            ):
+                export.call(at + 1_000 * offset, at + 1_000 * offset + 500, number + offset, tid=pid | 1)
+                export.kernel(name, at + begin, at + end, number + offset, pid=pid, device=rank)
+    found = analyze_ranks([read_nsys_sqlite(export.write(tmp_path / "capture.sqlite"))])
+    assert found is not None
+    if not communicates:
+        assert [(row.rank, row.arrivals) for row in found.rows] == [(None, None), (None, None)]
+        return
+    assert [(row.rank, row.devices, row.time.kernel_count) for row in found.rows] == [(0, (0,), 10), (1, (1,), 10)]
+    assert [row.arrivals for row in found.rows] == [
+        Arrivals(matched=5, waited_ns=300_000, came_last=0, held_up_ns=0),
+        Arrivals(matched=5, waited_ns=0, came_last=5, held_up_ns=300_000),
+    ]
+    assert (found.straggler, found.how.split(" communicate")[0]) == (1, "the processes of one capture")

@@ -1,8 +1,10 @@
 """Ranks, their times, and what they waited for, as `analysis.json` has it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from llm_perf_opt.capture.ranks.collectives import (
     Arrivals,
@@ -14,7 +16,7 @@ from llm_perf_opt.capture.ranks.collectives import (
 from llm_perf_opt.capture.ranks.identify import RANKS, Kind, Understood, identify
 from llm_perf_opt.capture.ranks.overlap import Split, split_time
 from llm_perf_opt.capture.tables import communication_kernels, devices_of, is_alone, processes_with_work
-from llm_perf_opt.capture.timeline import Timeline
+from llm_perf_opt.capture.timeline import Timeline, take
 
 if TYPE_CHECKING:
     # Every command that reads a capture would pay for the whole configuration otherwise.
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 # their time.
 STRAGGLER_FACTOR = 2.0
 STRAGGLER_SHARE = 0.01
+PROCESSES_ARE_RANKS = "the processes of one capture communicate; they are numbered by GPU, or in their order"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +92,20 @@ def analyze_ranks(
         return None
     understood = identify(timelines, said)
     args = list(recorded) if recorded is not None else [None] * len(timelines)
-    found = find_collectives(timelines, args, understood.ranks, as_ranks=understood.kind == RANKS, hardware=hardware)
+    members = _members(timelines, args, understood.ranks)
+    if len(members) > len(timelines):
+        understood = replace(understood, how=PROCESSES_ARE_RANKS)
+    found = find_collectives(
+        [member.timeline for member in members],
+        [member.args for member in members],
+        [member.rank for member in members],
+        as_ranks=understood.kind == RANKS,
+        hardware=hardware,
+    )
     rows: list[RankRow] = []
     devices: list[DeviceRow] = []
-    for timeline, rank, came in zip(timelines, understood.ranks, found.arrivals, strict=True):
-        one, gpus = _rows(timeline, rank, came)
+    for member, came in zip(members, found.arrivals, strict=True):
+        one, gpus = _rows(member, came)
         rows += one
         devices += gpus
     if len(rows) == 1 and not devices and not found.rows and said is None:
@@ -113,9 +125,46 @@ def analyze_ranks(
     )
 
 
-def _rows(timeline: Timeline, rank: int | None, arrivals: Arrivals | None) -> tuple[list[RankRow], list[DeviceRow]]:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Member:
+    """A capture, or one of the communicating processes of the only one, with its kernels alone."""
+
+    timeline: Timeline
+    args: RecordedArgs | None
+    rank: int | None
+    processes: tuple[int, ...]
+
+
+def _members(
+    timelines: Sequence[Timeline], args: Sequence[RecordedArgs | None], ranks: Sequence[int | None]
+) -> list[_Member]:
+    """The captures; where there is one of several processes that all communicate, these are the ranks of a job."""
+    if len(timelines) == 1:
+        timeline, processes = timelines[0], processes_with_work(timelines[0])
+        kernels, communicates = timeline.kernels, communication_kernels(timeline)
+        mine = [np.flatnonzero(kernels.process == process) for process in processes]
+        if len(processes) > 1 and all(communicates[rows].any() for rows in mine):
+            used = [devices_of(timeline, process) for process in processes]
+            # As launchers number them: by the GPU where each process has its own number, else in their order.
+            numbered = len(set(used)) == len(used) and all(len(gpus) == 1 for gpus in used)
+            return [
+                _Member(
+                    timeline=replace(timeline, kernels=take(kernels, rows)),
+                    args=None if args[0] is None else replace(args[0], code=args[0].code[rows]),
+                    rank=gpus[0] if numbered else number,
+                    processes=(process,),
+                )
+                for number, (process, rows, gpus) in enumerate(zip(processes, mine, used, strict=True))
+            ]
+    return [
+        _Member(timeline=timeline, args=one, rank=rank, processes=tuple(processes_with_work(timeline)))
+        for timeline, one, rank in zip(timelines, args, ranks, strict=True)
+    ]
+
+
+def _rows(member: _Member, arrivals: Arrivals | None) -> tuple[list[RankRow], list[DeviceRow]]:
+    timeline, processes = member.timeline, member.processes
     communicates = communication_kernels(timeline)
-    processes = processes_with_work(timeline)
     named = timeline.origin.processes
     rows: list[RankRow] = []
     devices: list[DeviceRow] = []
@@ -123,7 +172,7 @@ def _rows(timeline: Timeline, rank: int | None, arrivals: Arrivals | None) -> tu
         used = devices_of(timeline, process)
         label = named[process] if process < len(named) else None
         row = RankRow(
-            rank=rank if len(processes) == 1 else None,
+            rank=member.rank if len(processes) == 1 else None,
             source=timeline.source,
             host=timeline.origin.host,
             process=label,

@@ -20,6 +20,8 @@ def judge(scope: Scope, _: Program) -> Claim | None:
         return None
     kernels = [kernel for kernel in scope.kernels if kernel.kernel_class == "communication"]
     matched = min(row.arrivals.matched for row in rows if row.arrivals is not None)
+    # The one the others wait for first.
+    rows.sort(key=lambda row: (0, 0) if row.arrivals is None else (-row.arrivals.held_up_ns, -row.arrivals.waited_ns))
     return Claim(
         title="title" if ranks.straggler is None else "straggler",
         values={"rank": -1 if ranks.straggler is None else ranks.straggler},
