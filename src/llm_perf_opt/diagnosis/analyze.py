@@ -40,6 +40,7 @@ from llm_perf_opt.diagnosis.diagnosis_document import (
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, Measured, hardware_of, measure_timeline
 from llm_perf_opt.diagnosis.gaps.gap_verdict import is_tuning
 from llm_perf_opt.diagnosis.gaps.host_alone import HostAlone, sum_host_alone
+from llm_perf_opt.diagnosis.gaps.startup_gaps import AUTOTUNING
 from llm_perf_opt.diagnosis.ledger import ONE_TIME, Finding
 from llm_perf_opt.diagnosis.program import program_of
 from llm_perf_opt.diagnosis.scope import Scope, capture_scope, host_scope
@@ -229,7 +230,10 @@ def _steady(evidence: CaptureEvidence) -> CaptureEvidence | None:
     ledger = capture_scope(evidence).ledger
     # Start-up may all lie before the first GPU work.
     is_before = begins_ns is None and any(edge.sets_up for edge in evidence.edges)
-    if (begins_ns is None and not is_before) or ledger.share(*ONE_TIME) < MUCH_STARTUP:
+    # A search for the fastest algorithm keeps the GPU busy, with kernels that do not run again.
+    searched = sum(row.total_ns for row in evidence.report.startup if row.cost == AUTOTUNING and not row.recurs)
+    share = max(ledger.share(*ONE_TIME), searched / max(evidence.span_ns, 1))
+    if (begins_ns is None and not is_before) or share < MUCH_STARTUP:
         return None
     rest = CaptureEvidence(
         evidence.measured

@@ -32,6 +32,8 @@ MOSTLY_GRANTED = 0.95
 LOW_WEIGHT, WORK_WEIGHT = 0.5, 0.5
 # A capture of so few kernels, of which start-up takes this part, has no steady state to judge.
 FEW_KERNELS, MOSTLY = 50, 0.5
+# Time of which nothing is known is the answer from this part of a scope on, whatever the GPU did in the rest.
+MUCH_UNKNOWN = 0.25
 # So small a part of a program is not what its answer is about, where one-time costs are most of it.
 LITTLE_WORK = 0.1
 UNDER_PROFILER = "measured under a profiler, which slows the host: the split of host time is an upper bound"
@@ -236,7 +238,7 @@ MIN_HEADLINE = 0.05
 WEAK = ("low",)
 # A GPU that is busy for this part of a time waits for nothing worth a finding.
 BUSY = 0.9
-# Communication with this part of the kernel time is worth a word.
+# Communication with this part of the kernel time is worth a word, and so is this part of the launches without a record.
 MUCH = 0.1
 # A range so much longer than the time from the first GPU work to the last is what the program makes wait.
 AROUND = 1.05
@@ -301,6 +303,8 @@ def verdict_of(findings: Sequence[Finding], scopes: Sequence[Scope], program: Pr
     """The first finding with what it promises; where there is none of weight, what the time goes into."""
     judged = [scope for scope in scopes if scope.wall_ns]
     first = next((f for f in findings if (f.share or 0.0) >= MIN_HEADLINE and _answers(f, judged)), None)
+    if first is not None:
+        first = _start_up_instead(first, findings) or first
     last = judged[-1] if judged else None
     if last is None and first is None:
         if not (coverage.recorded or coverage.missing):
@@ -309,11 +313,13 @@ def verdict_of(findings: Sequence[Finding], scopes: Sequence[Scope], program: Pr
     if first is None or (last is not None and _is_healthy(last, first)):
         assert last is not None
         rest: VerdictKind = "healthy" if _busy(last) else "largest_cell"
-        return Verdict(kind=rest, text=_rest(last), hottest_kernel=_hottest(last), scope=last.id)
+        return Verdict(
+            kind=rest, text=_part_missing(coverage) + _rest(last), hottest_kernel=_hottest(last), scope=last.id
+        )
     about = next((scope for scope in judged if scope.id == first.scope), None)
     return Verdict(
         kind="one_time" if first.is_one_time else "not_recorded" if first.rule == "not_recorded" else "finding",
-        text=_thinned(coverage) + promise(first),
+        text=_part_missing(coverage) + promise(first),
         rule=first.rule,
         hottest_kernel=_hottest(about) or _hottest(last),
         scope=first.scope,
@@ -330,20 +336,34 @@ def kernels_alone(ncu: NcuAnalysis | None, summary: Sequence[KernelRow] = ()) ->
 
 
 def _answers(finding: Finding, scopes: Sequence[Scope]) -> bool:
-    """Whether a finding may be the one sentence: what was not recorded is that where it is the largest part."""
+    """Whether a finding may be the one sentence: what was not recorded is that where it is much, and no other time in
+    which the GPU computes nothing is more."""
     scope = next((scope for scope in scopes if scope.id == finding.scope), None)
     if finding.rule != "not_recorded" or scope is None:
         return True
-    others = (cell.time_ns for cell in _together(scope.ledger.cells) if cell.id not in NOT_RECORDED)
-    return scope.ledger.ns(*NOT_RECORDED) >= max(others, default=0)
+    others = (cell.time_ns for cell in _together(scope.ledger.cells) if cell.id not in (COMPUTE, *NOT_RECORDED))
+    unknown_ns = scope.ledger.ns(*NOT_RECORDED)
+    return unknown_ns >= max(MUCH_UNKNOWN * scope.wall_ns, max(others, default=0))
 
 
-def _thinned(coverage: Coverage) -> str:
-    """What to know first of a capture from which events were taken out."""
-    if coverage.kept_share is None:
-        return ""
-    kept = format_percent(coverage.kept_share)
-    return f"The capture holds {kept} of what ran: idle time may be work that was taken out of it. "
+def _start_up_instead(first: Finding, findings: Sequence[Finding]) -> Finding | None:
+    """The largest one-time cost of a scope that is mostly start-up, where the finding is a small part of the rest."""
+    once = [f for f in findings if f.is_one_time and f.scope == first.scope and f.confidence not in WEAK]
+    whole = sum(f.share or 0.0 for f in once)
+    if first.is_one_time or whole < MOSTLY or (first.share or 0.0) >= MIN_LEFT * (1 - whole):
+        return None
+    return max(once, key=lambda f: f.share or 0.0)
+
+
+def _part_missing(coverage: Coverage) -> str:
+    """What to know first of a capture from which events were taken out, or in which much GPU work has no record."""
+    if coverage.kept_share is not None:
+        kept = format_percent(coverage.kept_share)
+        return f"The capture holds {kept} of what ran: idle time may be work that was taken out of it. "
+    if coverage.lost_launches >= MUCH * max(coverage.launches, 1):
+        lost = f"{coverage.lost_launches:,} of {coverage.launches:,}"
+        return f"The GPU work of {lost} launches has no record: what follows is about the rest. "
+    return ""
 
 
 def _hottest(scope: Scope | None) -> str | None:
@@ -508,6 +528,7 @@ def coverage_of(evidence: CaptureEvidence, scopes: Sequence[Scope], *, counted: 
     share = scopes[-1].ledger.share(*NOT_RECORDED) if scopes else 0.0
     return Coverage(
         lost_launches=sum(t.lost_launches for t in timelines),
+        launches=sum(t.lost_launches + int(t.calls.launches.sum()) for t in timelines),
         counted_kernels=counted,
         gpu_was_traced=any(t.gpu_was_traced for t in timelines),
         recorded=tuple(name for name, is_there in has.items() if is_there),

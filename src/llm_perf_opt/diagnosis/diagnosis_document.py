@@ -69,16 +69,17 @@ class Program:
 class Coverage:
     """What was recorded, what was not, and the part of the judged time of which nothing says what happened.
 
-    `lost_launches` are launch calls without GPU work in the captures; `gpu_was_traced`: the profiler recorded GPU
-    activity, so a capture without any is of a window in which nothing ran. `counted_kernels` were recorded with
-    hardware counters and without times. `kept_share` is the part of what ran that a thinned out capture still holds.
-    Of a run without a capture nothing is `recorded` and nothing `missing`.
+    `lost_launches` are those of the `launches` without GPU work in the captures; `gpu_was_traced`: the profiler
+    recorded GPU activity, so a capture without any is of a window in which nothing ran. `counted_kernels` were recorded
+    with hardware counters and without times. `kept_share` is the part of what ran that a thinned out capture still
+    holds. Of a run without a capture nothing is `recorded` and nothing `missing`.
     """
 
     recorded: tuple[str, ...]
     missing: tuple[str, ...]
     unrecorded_share: float
     lost_launches: int = 0
+    launches: int = 0
     gpu_was_traced: bool = False
     counted_kernels: int = 0
     kept_share: float | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from llm_perf_opt.api import load as api
 from llm_perf_opt.capture.readers import trace_workers
 from llm_perf_opt.capture.readers.kinds import TORCH, kind_of
 from llm_perf_opt.core.names import ANALYSIS_FILE, DIAGNOSIS_FILE
@@ -48,7 +49,9 @@ def test_every_entry_point_gives_the_same_answer_for_a_capture(name: str, tmp_pa
     found = read_captures([path], [kind], tmp_path / "scratch")
     detailed = read_captures([path], [kind], tmp_path / "scratch", detailed=True)
     stages = _of_torch(path) if kind == TORCH else _of_nsys(path, tmp_path)
-    answers = {"analyze": found.analysis, "analyze -o": detailed.analysis, **stages}
+    by_python = api.analyze(path).analysis
+    assert by_python is not None
+    answers = {"analyze": found.analysis, "analyze -o": detailed.analysis, "Python API": by_python, **stages}
     expected = _answer(found.analysis, path)
     assert expected.verdict.text
     for entry, analysis in answers.items():
@@ -58,6 +61,7 @@ def test_every_entry_point_gives_the_same_answer_for_a_capture(name: str, tmp_pa
     write_run(tmp_path / "run", [path], detailed, overrides=(), context=lambda folder, now: [])
     written = msgspec.json.decode((tmp_path / "run" / DIAGNOSIS_FILE).read_bytes(), type=Diagnosis)
     assert _normal(written, path) == expected
+    assert _normal(api.load_run(tmp_path / "run").diagnosis, path) == expected
     view = view_run(tmp_path / "run")
     assert view.headline.verdict == expected.verdict.text
     assert [f.rule for f in view.findings] == [f.rule for f in expected.claims if f.rule != "profiler_overhead"]

@@ -6,8 +6,9 @@ import pytest
 
 from llm_perf_opt.capture.exclusive import KernelTime
 from llm_perf_opt.diagnosis.cause import Cause, load_causes
-from llm_perf_opt.diagnosis.diagnose import MIN_LEFT, grant
-from llm_perf_opt.diagnosis.ledger import Cell, Claim, balanced
+from llm_perf_opt.diagnosis.diagnose import MIN_LEFT, grant, verdict_of
+from llm_perf_opt.diagnosis.diagnosis_document import Coverage, Program
+from llm_perf_opt.diagnosis.ledger import Cell, Claim, Finding, balanced
 from llm_perf_opt.diagnosis.scope import Scope
 
 
@@ -100,3 +101,24 @@ def test_a_claim_about_memory_takes_no_time() -> None:
         "timeless": 0,
         "other": 100,
     }
+
+
+@pytest.mark.parametrize(("share", "kind"), [(0.05, "one_time"), (0.15, "finding")])
+def test_a_capture_of_mostly_start_up_is_not_summed_up_by_a_small_finding(share: float, kind: str) -> None:
+    recurring = Finding(
+        rule="exposed_memcpy",
+        title="Copies",
+        evidence=(),
+        remedy="copy less",
+        max_gain=1.1,
+        confidence="high",
+        source="capture.sqlite",
+        scope="steady",
+        share=share,
+    )
+    once = replace(recurring, rule="compilation", title="Start-up", share=0.7, max_gain=None, is_one_time=True)
+    program = Program(framework="other", engine=None, gpu_name=None, world_size=1, ranks_given=1, traits=())
+    coverage = Coverage(recorded=(), missing=(), unrecorded_share=0.0)
+    scope = _scope({"idle.startup": 70, "gpu.compute.GEMM": 30})
+    found = verdict_of([recurring, once], [scope], program, coverage)
+    assert (found.kind, found.rule) == (kind, "compilation" if kind == "one_time" else "exposed_memcpy")

@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from llm_perf_opt.capture.readers.kinds import kind_of
 from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis
+from llm_perf_opt.pipeline.analyze.read import read_captures
 from tests.support.answers import claim_of, diagnosis_of, rules
 from tests.support.nsys_builder import Export
 from tests.support.trace_builder import event, write_trace
@@ -106,6 +109,21 @@ def test_what_a_wide_product_could_gain_follows_from_the_gpu(
         assert finding.floor_ns is not None and factor is not None
         assert finding.stake_ns / finding.floor_ns == pytest.approx(factor, rel=0.05)
         assert "bf" not in finding.remedy.split("float16")[0] or "V100" not in gpu
+
+
+def test_a_wide_format_explains_more_than_the_distance_from_the_peak(tmp_path: Path) -> None:
+    """A matmul in fp32 at a fifth of the fp32 peak: the format comes first, and nothing is promised twice."""
+    events: list[str] = []
+    for i in range(30):
+        dims: dict[str, Any] = {"Input Dims": [[4096, 4096], [4096, 4096]], "Input type": ["float", "float"]}
+        events.append(event("cpu_op", "aten::mm", f"{5 * i}", "4", **dims))
+        events.append(event("cuda_runtime", "cudaLaunchKernel", f"{5 * i + 1}", "1", correlation=i + 1))
+        lane = {"pid": 0, "tid": 7, "device": 0, "correlation": i + 1, "stream": 7}
+        events.append(event("kernel", "ampere_sgemm_128x128_nn", f"{10_000 + 10_000 * i}", "10000", **lane))
+    path = write_trace(tmp_path / "t.json", events)
+    found = read_captures([path], [kind_of(path)], tmp_path).analysis
+    assert rules(found) == ["fp32_gemm"]
+    assert found.shapes and (found.shapes.rows[0].roof_pct or 100.0) < 50
 
 
 @pytest.mark.parametrize(("kernel", "is_named"), [("matmulNaive(float*, int)", True), ("volta_dgemm_64x64_nn", False)])

@@ -305,7 +305,8 @@ def test_a_gap_is_judged_by_what_the_host_did_beside_its_copies(tmp_path: Path) 
     export.kernel("vectorAdd", 2 * MS + 905_000, 2 * MS + 940_000, 3)
     analysis = _nsys(export, tmp_path)
     assert rules(analysis) == ["exposed_memcpy", "compilation"]
-    assert all(finding.is_one_time for finding in analysis.findings)
+    # With so few kernels there is no loop after loading: copying is what this program does.
+    assert [finding.is_one_time for finding in analysis.findings] == [False, True]
     assert owner_of(analysis, "idle.startup") == ("cudaLaunchKernel",)
     assert "CUDA_MODULE_LOADING=EAGER" in claim_of(analysis, "compilation").remedy
 

@@ -23,45 +23,36 @@ def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
     total = sum(cell.time_ns for cell in cells)
     if not total:
         return None
-    named = sorted((cell for cell in cells if cell.owner), key=lambda cell: -cell.time_ns)
-    told = sum(cell.time_ns for cell in named)
-    title = _title(cause, named, total)
-    floor, floor_ns = _floor(cause, total, scope.wall_ns)
+    named = named_cells(cells)
+    title = _title(cause, named, total, scope.place)
+    is_needless = "zero" in cause.floors
     gaps = sum(cell.count for cell in cells)
     return Claim(
         title=title,
-        values={"owner": " ← ".join(named[0].owner) if named else "", "gaps": gaps, "time": total},
+        values={"owner": joined_owner(named), "gaps": gaps, "time": total},
         cells=scope.ledger.by_id(*cause.cells),
-        floor_ns=floor_ns,
-        floor=floor,
+        floor_ns=0 if is_needless else None,
+        floor="zero" if is_needless else None,
         evidence=(
             *((Fact(key="gaps", values={"time": total}),) if gaps and "gaps" in cause.evidence else ()),
-            *(
-                Fact(
-                    key="owner",
-                    values={
-                        "owner": " ← ".join(cell.owner),
-                        "time": cell.time_ns,
-                        "count": cell.count,
-                    },
-                )
-                for cell in named[:SHOWN]
-            ),
+            *owner_facts(named),
             *(_earlier(scope) if "earlier" in cause.evidence else ()),
         ),
         # Many gaps with a reason each are not one reason that recurs.
-        confidence=_confidence(max(cell.count for cell in named or cells), told / total),
+        confidence=confidence_of_owners(cells, named),
         traits=frozenset({title, *(f"owner:{c.owner[0]}" for c in named[:1])}),
         is_one_time=cause.is_one_time,
     )
 
 
-def _title(cause: "Cause", named: Sequence[Cell], total_ns: int) -> str:
+def _title(cause: "Cause", named: Sequence[Cell], total_ns: int, place: str) -> str:
     """By what most of the time lies in: operators that launch kernels, operators that compute, or any other owner."""
     operators = [cell for cell in named if cell.count >= RECURS and OPERATOR.match(cell.owner[0])]
     slow = sum(cell.time_ns for cell in operators if cell.time_ns >= COMPUTES_NS * cell.count)
     if "operators" in cause.titles and 2 * sum(cell.time_ns for cell in operators) >= total_ns:
         return "on_cpu" if 2 * slow >= total_ns else "operators"
+    if "unknown" in cause.titles and 2 * sum(cell.time_ns for cell in named if cell.owner != (place,)) < total_ns:
+        return "unknown"
     return "named" if named and "named" in cause.titles else "title"
 
 
@@ -76,17 +67,27 @@ def _earlier(scope: Scope) -> tuple[Fact, ...]:
     )
 
 
-def _confidence(gaps: int, told: float) -> Confidence:
+def named_cells(cells: Sequence[Cell]) -> list[Cell]:
+    """Those of which it is known what the host was in, the largest first."""
+    return sorted((cell for cell in cells if cell.owner), key=lambda cell: -cell.time_ns)
+
+
+def joined_owner(named: Sequence[Cell]) -> str:
+    """What the host was in for most of the time."""
+    return " ← ".join(named[0].owner) if named else ""
+
+
+def owner_facts(named: Sequence[Cell]) -> tuple[Fact, ...]:
+    """What the host was in, with its time."""
+    return tuple(
+        Fact(key="owner", values={"owner": " ← ".join(cell.owner), "time": cell.time_ns, "count": cell.count})
+        for cell in named[:SHOWN]
+    )
+
+
+def confidence_of_owners(cells: Sequence[Cell], named: Sequence[Cell]) -> Confidence:
     """Time without a name that comes again and again is certain, though not what it is spent in."""
-    if not told:
+    gaps = max(cell.count for cell in named or cells)
+    if not named:
         return "medium" if gaps >= CERTAIN_INSTANCES else "low"
-    return confidence_of(gaps, share=told)
-
-
-def _floor(cause: "Cause", total_ns: int, wall_ns: int) -> tuple[str | None, int | None]:
-    """Nothing remains of what is not needed in a step; of work that can overlap with the rest, what is longer."""
-    if "zero" in cause.floors:
-        return "zero", 0
-    if "overlap" in cause.floors:
-        return "overlap", max(0, 2 * total_ns - wall_ns)
-    return None, None
+    return confidence_of(gaps, share=sum(cell.time_ns for cell in named) / sum(cell.time_ns for cell in cells))

@@ -12,12 +12,16 @@ from llm_perf_opt.diagnosis.scope import Scope
 MIN_PHASE_SHARE = 0.1
 CROSSING = ("h2d", "d2h", "other")
 SHOWN, MIN_PLACE_SHARE = 3, 0.1
+# A direction with this part of the time is named.
+MUCH = 0.2
 # 16 lanes of 8 GT/s, 128 of 130 bits: what the bus of 2010 carries one way. Copies of this size should come near it.
 PCIE3_BYTES_PER_S = 16 * 8e9 * 128 / 130 / 8
 LARGE_COPY_BYTES, SLOW_SHARE = 1_000_000, 0.5
 # Copies of less are counted, not weighed: each costs the same whatever it carries.
 SMALL_COPY_BYTES = 64_000
-MOSTLY = 0.5
+MOSTLY, MOSTLY_LOADING = 0.5, 0.8
+# A program of fewer kernels has no loop after loading: its copies are a part of what it does.
+A_LOOP = 50
 # What brings parameters to the device layer by layer.
 _OFFLOADS = re.compile(r"FSDP::\w*pre_forward|FullyShardedDataParallel.*pre_forward|offload|PartitionedParameter")
 NAMES = {"h2d": "H2D", "d2h": "D2H", "other": "host-device"}
@@ -39,15 +43,17 @@ def _crosses(cell: str) -> bool:
 
 def _of_capture(scope: Scope, evidence: CaptureEvidence, cells: dict[str, int]) -> Claim | None:
     total = sum(cells.values())
-    loading_ns = min(total, sum(gap.copy_ns for gap in evidence.report.gaps.longest if gap.is_first))
-    is_loading = evidence.kernel_count > 0 and loading_ns >= MOSTLY * total
-    # Of a capture whose steady state is judged apart, only what it loads before its first kernel is left to say.
-    if scope.kind == "capture" and not is_loading:
+    gaps = evidence.report.gaps.longest
+    loading_ns = sum(gap.copy_ns for gap in gaps if gap.is_first)
+    ends_ns = loading_ns + sum(gap.copy_ns for gap in gaps if gap.is_last)
+    is_once = evidence.kernel_count >= A_LOOP and ends_ns >= MOSTLY * total
+    is_loading = is_once and loading_ns >= MOSTLY_LOADING * ends_ns
+    # Of a capture whose steady state is judged apart, only what lies outside of it is left to say.
+    if scope.kind == "capture" and not is_once:
         return None
     rows = [row for row in evidence.copies if row.way.split(".")[0] in CROSSING]
     rows.sort(key=lambda row: -row.total_ns)
     most = max(cells, key=lambda cell: (cells[cell], cell)).split(".")
-    kind = NAMES[most[2]] + (f" ({most[3]})" if len(most) > 3 else "")
     busy = scope.ledger.busy_ns
     places = [
         place for place in evidence.copy_places if place.time_ns >= MIN_PLACE_SHARE * sum(r.total_ns for r in rows)
@@ -56,14 +62,14 @@ def _of_capture(scope: Scope, evidence: CaptureEvidence, cells: dict[str, int]) 
     # Copies that take longer than all kernels cannot hide behind them, and how few are needed is not known.
     can_hide = total <= busy
     traits = (
-        ("loading", is_loading),
+        ("once", is_once),
         ("offload", is_offload),
         ("small", bool(rows) and 0 < _mean_bytes(rows[0]) < SMALL_COPY_BYTES),
         ("pageable", most[-1] == "pageable"),
     )
     return Claim(
-        title="alone" if not evidence.kernel_count else "loading" if is_loading else "title",
-        values={"kind": kind},
+        title="alone" if not evidence.kernel_count else "loading" if is_loading else "ends" if is_once else "title",
+        values={"kind": _kinds(cells)},
         cells=cells,
         floor_ns=0 if can_hide else None,
         floor="overlap" if can_hide else None,
@@ -76,12 +82,22 @@ def _of_capture(scope: Scope, evidence: CaptureEvidence, cells: dict[str, int]) 
                 Fact(key="place", values={"owner": place.name, "count": place.count, "time": place.time_ns})
                 for place in places[:SHOWN]
             ),
-            *((Fact(key="overlap", values={"time": busy}),) if 0 < busy < total and not is_loading else ()),
+            *((Fact(key="overlap", values={"time": busy}),) if 0 < busy < total and not is_once else ()),
         ),
         traits=frozenset(trait for trait, is_true in traits if is_true),
         confidence=confidence_of(sum(row.instances for row in rows), share=1.0),
-        is_one_time=is_loading,
+        is_one_time=is_once,
     )
+
+
+def _kinds(cells: dict[str, int]) -> str:
+    """The directions that take much of the time, with the kind of host memory where it is one."""
+    total = sum(cells.values())
+    ways = [cell.split(".")[2:] for cell in sorted(cells, key=lambda cell: -cells[cell])]
+    much = [way for way in ways if cells[".".join((COPY, *way))] >= MUCH * total]
+    memory = {way[1] if len(way) > 1 else "" for way in much}
+    names = " and ".join(dict.fromkeys(NAMES[way[0]] for way in much))
+    return names + (f" ({memory.pop()})" if len(memory) == 1 and "" not in memory else "")
 
 
 def kinds_of_copies(rows: list[CopyRow]) -> tuple[Fact, ...]:

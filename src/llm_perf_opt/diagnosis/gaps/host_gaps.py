@@ -99,8 +99,8 @@ class HostRecord:
         """
         found = (
             self._paused(start, end, thread)
-            or self._find(start, end, thread, own=True)
-            or self._find(start, end, thread, own=False)
+            or self._found_in(start, end, thread, own=True)
+            or self._found_in(start, end, thread, own=False)
             or self._calls_of(CALL, start, end, thread)
             or self._calls_of(SYSTEM, start, end, thread)
             or self._operators_of(start, end, thread)
@@ -108,6 +108,14 @@ class HostRecord:
         )
         owner = self._owner(start, end, thread)
         return replace(found, owner=owner.chain, user_code=owner.user_code) if owner.chain else found
+
+    def _found_in(self, start: int, end: int, thread: int, *, own: bool) -> HostActivity | None:
+        """What a thread was in; of a range of the program that says nothing of it, several calls that do."""
+        found = self._find(start, end, thread, own=own)
+        if found is None or found.kind != RANGE or found.cost != "host_work":
+            return found
+        told = self._calls_of(CALL, start, end, thread, own=own)
+        return found if told is None or told.cost == "host_work" else replace(told, where=found.name)
 
     def _owner(self, start: int, end: int, thread: int) -> HostOwner:
         """By Python frames, else by operators."""
@@ -139,12 +147,12 @@ class HostRecord:
             return []
         return [(since, until) for since, until in ((start, begun), (ended, end)) if until - since >= least_ns]
 
-    def _calls_of(self, kind: str, start: int, end: int, thread: int) -> HostActivity | None:
+    def _calls_of(self, kind: str, start: int, end: int, thread: int, *, own: bool = True) -> HostActivity | None:
         """The call with most time among several of one kind that fill half of a time together."""
         events = self._long_ones(kind, self._shortest_ns // SEVERAL)
         index = events.near(start, end)
         overlap = np.minimum(events.end_ns[index], end) - np.maximum(events.start_ns[index], start)
-        inside = (overlap > 0) & (events.thread[index] == thread) & (events.name[index] >= 0)
+        inside = (overlap > 0) & (events.name[index] >= 0) & self._fits(events.thread[index], thread, own=own)
         index, overlap = index[inside], overlap[inside]
         if not len(index) or int(overlap.sum()) < COVERS * (end - start):
             return None
@@ -281,6 +289,13 @@ class HostRecord:
         found[self._ranges.thread] = True
         return found
 
+    def _fits(self, threads: Ints, thread: int, *, own: bool) -> Flags:
+        """Which of some threads are the thread itself, or else run the program in its process."""
+        found: Flags = threads == thread
+        if not own:
+            found = self._is_program[threads] & (self._process[threads] == self._process[thread])
+        return found
+
     def _long_ones(self, kind: str, shortest_ns: int) -> HostEvents:
         """The events of one kind that can cover half of such a time."""
         if (kind, shortest_ns) not in self._long:
@@ -319,11 +334,7 @@ class HostRecord:
         index = index[overlap >= max(share * (end - start), 1)]
         if not len(index):
             return index
-        threads = events.thread[index]
-        fits: Flags = threads == thread
-        if not own:
-            fits = self._is_program[threads] & (self._process[threads] == self._process[thread])
-        index = index[fits & (events.name[index] >= 0)]
+        index = index[self._fits(events.thread[index], thread, own=own) & (events.name[index] >= 0)]
         length = events.end_ns[index] - events.start_ns[index]
         return index[np.argsort(length, kind="stable")] if len(index) > 1 else index
 

@@ -44,6 +44,7 @@ HELD = 0.5
 # What start-up may be taken for.
 REFINED: tuple[Verdict, ...] = ("host_work", "unknown", "allocation", "stalls", "compilation")
 BEFORE_FIRST = "the time before the first kernel"
+ALLOCATION: Verdict = "allocation"
 # Set-up work that recurs.
 GOING_ON: tuple[Verdict, ...] = ("recompilation", "stalls")
 
@@ -76,6 +77,10 @@ class Gap:
     @property
     def is_first(self) -> bool:
         return self.before is None and self.start_ns == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.after is None and self.before is not None
 
     @property
     def is_held(self) -> bool:
@@ -453,19 +458,23 @@ class _WaitsInside:
 
 
 def _judge_by_spread(looked: list[_Looked], around: "_Neighbours", one: IdleMap) -> list[_Looked]:
-    """The gaps, with recurring ones separated from set-up: compiling again, and stalls."""
+    """The gaps, with recurring ones separated from set-up: compiling again, stalls, and allocations."""
     ends = {
         verdict: _ends([each.gap for each in looked if _may_recur(each.gap.activity) == verdict], one)
-        for verdict in GOING_ON
+        for verdict in (*GOING_ON, ALLOCATION)
     }
     recurring = {
         "recompilation": around.compiles_again(ends["recompilation"]),
         "stalls": around.goes_on(ends["stalls"]),
+        # Memory that is all allocated in the first half of the work is kept from then on.
+        ALLOCATION: not ends[ALLOCATION] or not around.is_early(max(ends[ALLOCATION])),
     }
 
     def judged(activity: HostActivity, end_ns: int) -> HostActivity:
         told = _may_recur(activity)
         if told is None:
+            return activity
+        if recurring[told] and told == ALLOCATION:
             return activity
         if recurring[told]:
             return replace(activity, verdict=told, cost="recompilation" if told == "recompilation" else "stall")
@@ -488,6 +497,8 @@ def _judge_by_spread(looked: list[_Looked], around: "_Neighbours", one: IdleMap)
 
 def _may_recur(activity: HostActivity) -> Verdict | None:
     """What set-up is, if it is none."""
+    if activity.verdict == ALLOCATION:
+        return ALLOCATION
     if activity.verdict == "compilation" and (activity.cost == "jit_compilation" or compiles(activity.name)):
         return "recompilation"
     # A launch that takes long loads what it launches, once.
