@@ -16,6 +16,7 @@ import pytest
 import llm_perf_opt as perf
 from llm_perf_opt import marks
 from llm_perf_opt.profiling.user_program import read_marks
+from llm_perf_opt.system.redact import Redactor
 from tests.support.fixtures_dir import REPO
 
 
@@ -90,7 +91,7 @@ def test_facts_of_any_kind_leave_the_line_readable(
     with perf.phase("b", tokens="many"):
         pass
     listened()
-    assert [(mark.name, mark.tokens) for mark in read_marks(tmp_path)] == [("a", 8), ("b", None)]
+    assert [(mark.name, mark.tokens) for mark in read_marks(tmp_path, Redactor())] == [("a", 8), ("b", None)]
     assert capsys.readouterr().err == "llm_perf_opt.marks: tokens='many' is not a count, left out\n"
 
 
@@ -105,7 +106,7 @@ def test_a_forked_worker_writes_its_phases_at_its_end(tmp_path: Path) -> None:
     )
     environment = {**os.environ, marks.MARKS_DIR: str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
-    assert [mark.name for mark in read_marks(tmp_path)] == ["parent", "child"]
+    assert [mark.name for mark in read_marks(tmp_path, Redactor())] == ["parent", "child"]
 
 
 def test_one_mark_may_be_open_in_several_threads_and_inside_itself(listened: Any) -> None:

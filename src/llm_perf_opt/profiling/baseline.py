@@ -408,7 +408,7 @@ def _run_program(ctx: StageContext, folder: Path, timeout_s: float) -> tuple[Met
                 require_program(ctx, result)
             was_ended = result.timed_out or (marks / STOPPED).is_file()
             wall_s = None if was_ended else result.duration_s
-            runs.append(ProgramRun(wall_s=wall_s, marks=read_marks(marks)))
+            runs.append(ProgramRun(wall_s=wall_s, marks=read_marks(marks, ctx.run_command.redactor)))
     peaks = [sample.memory_used_bytes for sample in sampled.samples if sample.memory_used_bytes is not None]
     reason = sampled.reason or "memory is measured on NVIDIA GPUs alone for your own program"
     data = describe_program(

@@ -7,7 +7,7 @@ workload writes, so that everything after it need not know whose program ran.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ from llm_perf_opt.core.documents import CleanPass, Methods, MetricsDocument, Ran
 from llm_perf_opt.core.names import DECODE_STEP, PREFILL
 from llm_perf_opt.marks import STOP_AFTER
 from llm_perf_opt.system.process import program_title
+from llm_perf_opt.system.redact import Redactor
 from llm_perf_opt.workload.results import PERCENTILE_METHOD, STD_METHOD, summarise
 
 PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
@@ -73,10 +74,11 @@ def phase_limit(stop_after_phases: int | None) -> dict[str, str]:
     return {} if stop_after_phases is None else {STOP_AFTER: str(stop_after_phases)}
 
 
-def read_marks(folder: Path) -> tuple[Mark, ...]:
+def read_marks(folder: Path, redactor: Redactor) -> tuple[Mark, ...]:
     """The lines of every process, by start; a last line that was cut off is left out.
 
-    Phases that the program marks itself win over those that were found.
+    Phases that the program marks itself win over those that were found. A program may put a secret into a name: it is
+    taken out here, because the name of a metric that is made of it would no longer look like one.
     """
     decoder = msgspec.json.Decoder(Mark)
     found: list[Mark] = []
@@ -86,7 +88,9 @@ def read_marks(folder: Path) -> tuple[Mark, ...]:
         found += [decoder.decode(line) for line in lines[:-1]]
     has_own = any(mark.kind == "phase" and not mark.found for mark in found)
     kept = (mark for mark in found if not (has_own and mark.found))
-    return tuple(sorted(kept, key=lambda mark: mark.start_ns))
+    marks = sorted(kept, key=lambda mark: mark.start_ns)
+    renamed = redactor.changed(list(dict.fromkeys(mark.name for mark in marks)))
+    return tuple(replace(mark, name=renamed[mark.name]) if mark.name in renamed else mark for mark in marks)
 
 
 def describe_program(

@@ -170,7 +170,8 @@ def _run_program(
             require_success(result, program_title(command), stage=ctx.out_dir.name)
         else:
             require_program(ctx, result)
-    return WorkloadRun(result=result, folder=folder, spans=tuple(_program_spans(read_marks(marks))), metrics={})
+    spans = _program_spans(read_marks(marks, ctx.run_command.redactor))
+    return WorkloadRun(result=result, folder=folder, spans=tuple(spans), metrics={})
 
 
 @dataclass(frozen=True, kw_only=True)

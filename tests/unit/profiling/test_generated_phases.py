@@ -13,6 +13,7 @@ from llm_perf_opt.marks import MARKS_DIR
 from llm_perf_opt.profiling.found_model import read_found_model, with_found_model
 from llm_perf_opt.profiling.injection import found_phases_environment
 from llm_perf_opt.profiling.user_program import describe_program, read_marks
+from llm_perf_opt.system.redact import Redactor
 from llm_perf_opt.testing import plain_config
 
 UTILS = '''
@@ -63,7 +64,7 @@ def run(folder: Path, text: str, *, is_real: bool = False) -> list[tuple[str, in
         (package / "utils.py").write_text(UTILS, encoding="utf-8")
     env = {**os.environ, **found_phases_environment(os.environ), MARKS_DIR: str(folder)}
     subprocess.run([sys.executable, str(program)], env=env, check=True, timeout=300, stdin=subprocess.DEVNULL)
-    return [(mark.name, mark.tokens) for mark in read_marks(folder)]
+    return [(mark.name, mark.tokens) for mark in read_marks(folder, Redactor())]
 
 
 def test_a_call_of_generate_is_a_prefill_and_a_step_for_each_further_token(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_a_call_of_generate_is_a_prefill_and_a_step_for_each_further_token(tmp_p
 def test_a_generate_inside_another_one_is_a_part_of_it(tmp_path: Path) -> None:
     text = MODEL + "class Assisted(Model):\n    def _prefill(self, ids):\n        Model().generate(ids)\n"
     assert run(tmp_path, text + "Assisted().generate(Ids())\n")[0] == ("prefill", 10)
-    assert len(read_marks(tmp_path)) == 3
+    assert len(read_marks(tmp_path, Redactor())) == 3
 
 
 def test_phases_that_the_program_marks_itself_win(tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def test_the_run_says_that_phases_were_found(tmp_path: Path) -> None:
     run(tmp_path, MODEL + "Model().generate(Ids())\n")
     data = describe_program(
         ["python", "program.py"],
-        [ProgramRun(wall_s=1.0, marks=read_marks(tmp_path))],
+        [ProgramRun(wall_s=1.0, marks=read_marks(tmp_path, Redactor()))],
         device_name="CPU",
         is_cpu=True,
         peak_memory_bytes=None,

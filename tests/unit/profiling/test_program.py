@@ -26,6 +26,7 @@ from llm_perf_opt.profiling.user_program import (
     sample_lines,
 )
 from llm_perf_opt.system.process import program_title
+from llm_perf_opt.system.redact import Redactor
 from tests.support.model_presets import compose_preset
 
 
@@ -132,7 +133,16 @@ def test_a_batch_is_no_number_of_tokens() -> None:
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     line = json.dumps({"kind": "phase", "name": "a", "ms": 1.0, "start_ns": 5, "more": "x"})
     (tmp_path / "marks-1.jsonl").write_text(f"{line}\n{line[:20]}")
-    assert read_marks(tmp_path) == (Mark(kind="phase", name="a", ms=1.0, start_ns=5),)
+    assert read_marks(tmp_path, Redactor()) == (Mark(kind="phase", name="a", ms=1.0, start_ns=5),)
+
+
+def test_a_secret_in_the_name_of_a_phase_is_in_no_name_of_a_metric(tmp_path: Path) -> None:
+    token = "hf_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZ01234567"
+    names = (f"load {token}", "user hunter-two", "a")
+    lines = [json.dumps({"kind": "phase", "name": name, "ms": 1.0, "start_ns": 5}) for name in names]
+    (tmp_path / "marks-1.jsonl").write_text("\n".join([*lines, ""]))
+    metrics = phase_metrics(read_marks(tmp_path, Redactor(values=("hunter-two",))))
+    assert [key for key in metrics if key.endswith("_ms")] == ["load_redacted_ms", "user_redacted_ms", "a_ms"]
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ class ProgramWorker:
             said = last_words(result.tail) or "it printed nothing"
             raise CommandFailed(f"it failed with exit code {result.exit_code}: {said}")
         self._keep_digests(log)
-        found = [mark for mark in read_marks(marks) if not mark.warmup]
+        found = [mark for mark in read_marks(marks, self.bench.redactor) if not mark.warmup]
         metrics = {RENAMED.get(name, name): stats.p50 for name, stats in phase_metrics(found).items()}
         metrics["wall_ms"] = 1e3 * result.duration_s
         values = {
