@@ -27,7 +27,7 @@ from llm_perf_opt.profiling.nsys import nsys_session as session
 from llm_perf_opt.profiling.nsys.isolation import isolation
 from llm_perf_opt.profiling.nsys.live_sessions import remove_abandoned, share_lock
 from llm_perf_opt.profiling.nsys.nsys_session import _longest_window
-from llm_perf_opt.profiling.nsys.overwrite import overwrite_values
+from llm_perf_opt.profiling.nsys.overwrite import HEADER_BYTES, overwrite_values
 from llm_perf_opt.profiling.nsys.scrub import (
     REMOVED,
     overwrite_assignments,
@@ -493,6 +493,32 @@ def test_a_secret_in_the_name_of_a_range_or_in_the_bytes_of_a_report_costs_it(tm
     assert (removed in output.notes) == (keep == "clean")
     assert _ranges(ctx) == {"load (redacted)": 1}
     assert [p for p in ctx.run_dir.rglob("*") if p.is_file() and token.encode() in p.read_bytes()] == []
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_a_report_keeps_without_the_secret_that_could_be_overwritten_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolated: bool
+) -> None:
+    token = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWx"
+    sources = {}
+    for name, shown in (("held", token), ("overwritten", "x" * len(token))):
+        export = Export()
+        export.registered_range(f"load {shown}", 0, 100)
+        sources[name] = str(export.write(tmp_path / f"{name}.sqlite"))
+    header = bytes(HEADER_BYTES)
+    given = f"SOURCES, REPORT = {sources!r}, {header + f'load {token}'.encode()!r}\n"
+    chosen = "SOURCE = SOURCES['held' if b'hf_' in Path(sys.argv[-1]).read_bytes() else 'overwritten']"
+    script = CLEAN_NSYS.replace("'export':\n", f"'export':\n    {chosen}\n")
+    ctx = _context(tmp_path, ["true"], _fake(tmp_path, f"{given}{script}"))
+    monkeypatch.setattr(session, "isolation", lambda *_: ["env"] if isolated else [])
+    output = STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
+    assert (ctx.out_dir / "run.nsys-rep").read_bytes() == header + b"load " + b"x" * len(token)
+    note = (
+        "run.nsys-rep: secrets in 1 of its texts (names of ranges, what was printed) are overwritten with x; "
+        "pipeline.nsys.keep_report=always keeps it as it was"
+    )
+    assert (note in output.notes) == isolated
+    assert any("holds the environments of every process" in one for one in output.notes) != isolated
 
 
 def test_nsys_runs_apart_where_that_is_allowed(tmp_path: Path) -> None:

@@ -312,6 +312,14 @@ def publish_report(
     left = _left_in(ctx, nsys, report, held, timeout_s) if keep == "clean" else None
     if keep == "always" or (keep == "clean" and left is None):
         move_whole(report, ctx.out_dir / report.name)
+        found = _named(held)
+        if found and keep == "clean" and isolated:
+            note = (
+                f"{report.name}: {found} are overwritten with x"
+                f"{'' if setting is None else f'; {setting} keeps it as it was'}"
+            )
+            ctx.say(f"nsys: {note}")
+            notes.append(note)
         if not isolated:
             count = len({name for name, _ in held.variables()})
             done = "what looked like a secret was overwritten, " if keep == "clean" else ""
