@@ -17,6 +17,7 @@ from llm_perf_opt.commands.entry import command_parser
 from llm_perf_opt.config.arguments import written_by
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
+from llm_perf_opt.core.units import count_of
 from llm_perf_opt.errors import EXIT_OK, ConfigError, ToolError
 from llm_perf_opt.pipeline.index import IndexedRun, index_run
 from llm_perf_opt.pipeline.share import SharedDocument
@@ -339,7 +340,8 @@ def _share(args: argparse.Namespace) -> SharedDocument:
     for left in document.left_out:
         print(f"left out: {left.path} ({left.reason})")
     for redacted in document.redacted:
-        print(f"redacted: {redacted.path}, {'several' if redacted.places is None else redacted.places} places")
+        places = "several places" if redacted.places is None else count_of(redacted.places, "place")
+        print(f"redacted: {redacted.path}, {places}")
     print(f"written: {args.output}", file=sys.stderr)
     return document
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from llm_perf_opt.core.manifest import RunManifest, RunWarning, read_manifest, write_json, write_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
-from llm_perf_opt.core.units import format_bytes
+from llm_perf_opt.core.units import count_of, format_bytes
 from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.pipeline.provenance import ENVIRONMENT_FILE
 from llm_perf_opt.report.render.html import unpack
@@ -72,8 +72,8 @@ class SharedDocument:
         places = sum(file.places or 0 for file in self.redacted)
         size = format_bytes(sum(file.size_bytes for file in self.left_out))
         return (
-            f"shared copy: {len(self.left_out)} files ({size}) left out, {places} places redacted in "
-            f"{len(self.redacted)} files; {SHARED_FILE} lists them"
+            f"shared copy: {count_of(len(self.left_out), 'file')} ({size}) left out, {count_of(places, 'place')} "
+            f"redacted in {count_of(len(self.redacted), 'file')}; {SHARED_FILE} lists them"
         )
 
 
