@@ -1,4 +1,7 @@
-"""Which experiment comes next: single fixes by what they promise, then combinations of what helped.
+"""Which experiment comes next: single fixes, the cheapest first, then combinations of what helped.
+
+A combination with the best that costs less than the next single fix comes before it: one compilation can use up what
+is left of the budget.
 
 An experiment whose bound is not above what the best already brings is not tried by itself; together with the best it
 may be. Combinations are measured alongside the best, so that each step of the way is one that was seen. One that holds
@@ -55,7 +58,7 @@ class ExperimentSearch:
             return None
         while True:
             # Whatever is passed over may be worth it alongside others, so look again each time.
-            candidate = next(iter(self._singles() or self._with_best() or self._pairs()), None)
+            candidate = self._upcoming()
             if candidate is None:
                 return None
             why = self._why_not(candidate, left_s)
@@ -78,6 +81,14 @@ class ExperimentSearch:
     def unseen(self) -> list[TrialSet]:
         """Those of the plan that were neither tried nor passed over, because the search ended before them."""
         return self._singles()
+
+    def _upcoming(self) -> TrialSet | None:
+        single = next(iter(self._singles()), None)
+        if single is None:
+            return next(iter(self._with_best() or self._pairs()), None)
+        if single.name in self.plan.given:
+            return single
+        return next((one for one in self._with_best() if one.cost_s < single.cost_s and one.rank < single.rank), single)
 
     def _singles(self) -> list[TrialSet]:
         return [candidate for candidate in self.plan.candidates if not self._seen(candidate)]

@@ -195,6 +195,20 @@ def test_singles_come_first_and_what_helped_is_combined() -> None:
     assert len(order) == len(set(order))
 
 
+def test_a_cheap_combination_is_tried_before_a_compilation() -> None:
+    """Compiling takes a minute: what both cheap fixes bring together is known before it."""
+    order, search = run_search({"joined_projections": 1.2, "cuda_graph": 3.0, "cuda_graph+joined_projections": 3.5})
+    assert order[:3] == ["joined_projections", "cuda_graph", "cuda_graph+joined_projections"]
+    assert {"compile", "reduce_overhead"} <= set(order[3:])
+    assert search.best is not None and search.best.candidate.name == "cuda_graph+joined_projections"
+    # What the user gave comes first, whatever it costs.
+    mine = replace(search.plan, given=("compile",), candidates=search.plan.candidates[:0])
+    compiled = next(one for one in search.plan.candidates if one.name == "compile")
+    asked = ExperimentSearch(plan=replace(mine, candidates=(compiled,)), situation=situation())
+    asked.tried, asked.best = search.tried[:2], search.tried[1]
+    assert asked.next(1e9) == compiled
+
+
 def test_what_costs_less_is_tried_before_what_promises_little_more() -> None:
     """Known costs may change the order; what the user gave stays in front."""
     mine = Remedy(id="mine", title="mine", environment={"A": "1"})

@@ -113,7 +113,10 @@ def render_plan(plan: ExperimentPlan, *, budget_s: float) -> str:
             )
         )
     header = ("experiment", "at most", "costs about", "fits", "named by")
-    lines = [f"objective {plan.objective}; single fixes first, then combinations of what helped", ""]
+    lines = [
+        f"objective {plan.objective}; single fixes first, the cheapest first, then combinations of what helped",
+        "",
+    ]
     lines += [terminal_table(header, rows, right=(1, 2))] if rows else ["nothing to try: no finding names a fix"]
     for candidate in plan.candidates:
         words = " ".join((*candidate.overrides, *(f"{k}={v}" for k, v in candidate.environment.items())))
