@@ -36,7 +36,9 @@ else:
         tie_word_embeddings=True,
         max_position_embeddings=131_072,
     )
-    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    torch.set_default_dtype(torch.bfloat16)
+    with device:
+        model = LlamaForCausalLM(config)
 model.to(device).eval()
 for _ in range(args.repeats):
     prompt = torch.randint(10, model.config.vocab_size, (1, args.prompt), device=device)

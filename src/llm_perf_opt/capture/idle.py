@@ -39,10 +39,10 @@ from llm_perf_opt.capture.timeline import Activities, Calls, Timeline, distinct,
 # Between two launches an eager framework needs 5 to 200 µs, a profiler with stacks included; what takes longer is other
 # work. Captures of many programs have hardly any idle time in gaps near this length.
 LONG_GAP_NS = 500_000
-# Where gaps longer than any launch takes, and far longer than most, are few and yet hold most of the waiting for the
-# host, they have their own reason too: one loop of the program, not one launch.
+# Where gaps longer than any launch takes hold most of the waiting for the host, and are far longer than most or follow
+# on a wait, they have their own reason too: work of the program, not one launch.
 SLOW_LAUNCH_NS = 200_000
-FAR, FEW, MOST = 10, 0.2, 0.5
+FAR, MOST = 10, 0.5
 # In the place of a launching call: the driver moved pages of unified memory by itself.
 _DRIVER = -2
 # Of the capture: less is not worth reporting.
@@ -132,14 +132,18 @@ class _Gaps:
             return LONG_GAP_NS
         middle = len(length) - launches // 2 - 1
         median = int(np.partition(length, middle)[middle]) if middle >= 0 else 0
-        least = max(SLOW_LAUNCH_NS, FAR * median)
-        rest = self._rest(np.flatnonzero(inside & (self.end - self.start >= least)), waiting)
-        far = rest[(rest >= least) & (rest < LONG_GAP_NS)]
+        index = np.flatnonzero(inside & (self.end - self.start >= SLOW_LAUNCH_NS))
+        rest = self._rest(index, waiting)
         waited = int(waiting.covered_before(np.array(span)) @ np.array([-1, 1]))
         short = int(length.sum()) - waited - int(rest[rest >= LONG_GAP_NS].sum())
-        stands_out = len(far) <= FEW * launches and int(far.sum()) >= MOST * short
-        is_much = int(far.sum()) >= WORTH * (span[1] - span[0])
-        return least if len(far) and is_much and stands_out else LONG_GAP_NS
+        most = max(MOST * short, WORTH * (span[1] - span[0]))
+        other = (rest >= SLOW_LAUNCH_NS) & (rest < LONG_GAP_NS)
+        # What a thread does between a wait and its next launch, for longer than any launch takes, is other work.
+        behind_wait = other & (rest < (self.end - self.start)[index])
+        if behind_wait.any() and int(rest[behind_wait].sum()) >= most:
+            return SLOW_LAUNCH_NS
+        far = other & (rest >= FAR * median)
+        return max(SLOW_LAUNCH_NS, FAR * median) if far.any() and int(rest[far].sum()) >= most else LONG_GAP_NS
 
     def long_beside(self, waiting: Intervals, wanted: Flags, from_ns: int) -> Ints:
         """Those of the wanted that are long also without the time in which the host waited."""

@@ -22,6 +22,7 @@ AUTOMATIC = f"{GC}.automatic"
 LOCK, PROCESS, SMALL = "host.wait.lock", "host.wait.process", "host.work.small_tensors"
 WAITS_FOR_OTHERS = (LOCK, PROCESS, f"{PROCESS}.pickle", "host.data_loading.workers")
 WORK = ("host.work", "host.disk")
+GPU_WORK = "host.work.gpu"
 COMPILE, RECOMPILE = "host.startup.compile", "host.work.recompile"
 GENERATION, NO_CACHE = "host.work.operators.generation", "host.work.no_cache"
 # This many compilations of one function are not those of a few expected shapes.
@@ -124,6 +125,8 @@ def _by_switches(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
         rows = [replace(row, cell=CHECKS, detail=told) if row.cell in checked else row for row in rows]
     if "no_kv_cache" in seen.flags:
         rows = [replace(row, cell=NO_CACHE) if row.cell == GENERATION else row for row in rows]
+    if "gpu" in seen.flags:
+        rows = [replace(row, cell=GPU_WORK) if row.cell == GENERATION else row for row in rows]
     limit = _thread_limit(found)
     if limit is not None and limit < seen.threads.processors and found.cpu_s is not None:
         told = f"{limit} of {seen.threads.processors} processors"

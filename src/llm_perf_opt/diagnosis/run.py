@@ -18,6 +18,8 @@ REQUEST = "request"
 PHASE_RANGES = (*PHASES, DECODE_STEP)
 # Which kernels follow each other only a capture says.
 ONLY_IN_CAPTURES = ("unfused_attention",)
+# Samples of the host say what it did where a capture recorded nothing, a capture of the GPU what its lines launched.
+SAID_BY_SAMPLES, SAID_BY_CAPTURES = ("not_recorded",), ("host_gpu",)
 
 
 def diagnose_run(
@@ -39,22 +41,31 @@ def diagnose_run(
     known = None if captured is None or captured.diagnosis is UNSET else captured.diagnosis
     program = program_of_run(facts, None if known is None else known.program)
     scopes = run_scopes(facts)
-    findings = judge(scopes, program)
-    more = () if captured is None else tuple(f for f in captured.findings if not is_covered(f, facts))
     timed = any(scope.kind == "phase" for scope in scopes)
     sampled = any(scope.kind == "program" for scope in scopes)
-    if not timed and not (sampled and not _saw_gpu(captured)) and captured is not None and known is not None:
+    saw_gpu = _saw_gpu(captured)
+    findings = tuple(f for f in judge(scopes, program) if not (saw_gpu and f.rule in SAID_BY_CAPTURES))
+    more = () if captured is None else tuple(f for f in captured.findings if not is_covered(f, facts))
+    claims = (*findings, *more)
+    is_unexplained = known is not None and known.verdict.rule in SAID_BY_SAMPLES
+    if sampled and saw_gpu:
+        # What the capture cannot say of the host, the samples do.
+        more = tuple(f for f in more if f.rule not in SAID_BY_SAMPLES)
+        first = (*findings, *more) if timed or is_unexplained else (*more, *findings)
+        claims = first if timed else tuple(sorted(first, key=lambda f: f.is_one_time))
+    if known is not None and not timed and (not sampled or (saw_gpu and not is_unexplained)):
         # The capture is all there is to judge: its own answer is.
+        claims = claims if sampled else (*more, *findings)
         return Diagnosis(
             verdict=known.verdict,
             program=known.program,
             scopes=known.scopes,
-            claims=(*more, *findings),
+            claims=claims,
             coverage=known.coverage,
             measured_gains=measured_gains,
         )
     return diagnosis_of(
-        (*findings, *more),
+        claims,
         scopes,
         program,
         Coverage(recorded=(), missing=(), unrecorded_share=0.0) if known is None else known.coverage,

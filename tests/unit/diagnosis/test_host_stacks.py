@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.core.documents import (
     HostCompilation,
     HostDocument,
@@ -17,16 +19,20 @@ from llm_perf_opt.core.documents import (
     HostThread,
     HostThreads,
 )
+from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.diagnosis.cause import cut, load_causes
 from llm_perf_opt.diagnosis.diagnose import judge
-from llm_perf_opt.diagnosis.diagnosis_document import Program
+from llm_perf_opt.diagnosis.diagnosis_document import CaptureAnalysis, Program
 from llm_perf_opt.diagnosis.facts import HostFacts, Known, Unknown
 from llm_perf_opt.diagnosis.host.environment import variable_effects
-from llm_perf_opt.diagnosis.host.owners import busiest, host_rows, place_of
+from llm_perf_opt.diagnosis.host.owners import IMPORTS, busiest, host_rows, place_of
 from llm_perf_opt.diagnosis.host.stacks import Frame, Stack, of_program, read_stacks, without_parent
 from llm_perf_opt.diagnosis.host_scope import program_scope
 from llm_perf_opt.diagnosis.ledger import is_in
+from llm_perf_opt.diagnosis.run import diagnose_run
 from llm_perf_opt.profiling.sampled import live_notes
+from tests.support.nsys_builder import Export
+from tests.support.report_facts import facts as run_facts
 
 LIB = "/usr/lib/python3.11"
 SITE = f"{LIB}/site-packages"
@@ -474,3 +480,44 @@ def test_the_evidence_of_a_wait_names_what_it_waits_for_in_full() -> None:
     (finding,) = judge([scope], PLAIN)
     assert finding.evidence[1] == f"tidy() at slow.py:3 ← {cut(told)}: 1,000 ms"
     assert "a_module" in finding.evidence[1]
+
+
+def _unrecorded(tmp_path: Path) -> CaptureAnalysis:
+    """A loop of GEMMs that reads each result and then works on it for 0.4 ms, of which the capture holds nothing."""
+    export = Export()
+    for i in range(200):
+        at = 600_000 * i
+        export.call(at, at + 5_000, 2 * i + 1)
+        export.kernel("gemm", at + 6_000, at + 190_000, 2 * i + 1)
+        export.call(at + 6_000, at + 195_000, 2 * i + 2, "cudaStreamSynchronize")
+    return analyze_timelines([read_nsys_sqlite(export.write(tmp_path / "capture.sqlite"))])
+
+
+def test_equal_long_gaps_behind_each_synchronization_are_work_of_the_host(tmp_path: Path) -> None:
+    assert [claim.rule for claim in _unrecorded(tmp_path).findings] == ["not_recorded", "hottest_kernel"]
+
+
+def test_samples_say_what_the_host_did_where_a_capture_recorded_nothing(tmp_path: Path) -> None:
+    found = document(row("host.work.operators", 60, "sample"), row("host.work.gpu", 80), row(IMPORTS, 60))
+    run = run_facts(host=facts(found))
+    made = diagnose_run(run, _unrecorded(tmp_path))
+    assert [claim.rule for claim in made.claims] == ["host_operators", "hottest_kernel", "host_imports"]
+    assert (made.verdict.rule, made.verdict.scope) == ("host_operators", "program")
+    # Without a capture of the GPU its lines are named; without samples the capture's own answer is all there is.
+    assert diagnose_run(run, None).claims[0].rule == "host_gpu"
+    assert diagnose_run(run_facts(), _unrecorded(tmp_path)).verdict.rule == "not_recorded"
+
+
+def test_lines_that_use_tensors_on_a_gpu_launch_its_work_and_wait_for_it() -> None:
+    def names(file: str, function: str, line: int) -> tuple[str, ...]:
+        del file, function
+        return ("@", "arg torch.Tensor bfloat16 cuda 4096 elements (1, 4096)") if line == 30 else ()
+
+    into = Frame(function="argsort", file=f"{SITE}/numpy/core/fromnumeric.py", line=9)
+    sample = Frame(function="sample", file="/home/slow.py", line=7)
+    torch = Frame(function="matmul", file=f"{SITE}/torch/_tensor.py", line=4)
+    rows = host_rows((stack(MAIN, torch, samples=5), stack(MAIN, sample, into, samples=4)), lines(), names)
+    assert [(one.cell, one.function) for one in rows] == [
+        ("host.work.gpu", "<module>"),
+        ("host.work.operators", "sample"),
+    ]

@@ -321,6 +321,7 @@ class Observer:
             self.flags["anomaly_mode"] = self.flags.get("anomaly_mode", False) or torch.is_anomaly_enabled()
             self.flags["deterministic"] = torch.are_deterministic_algorithms_enabled()
             self.flags["default_float64"] = torch.get_default_dtype() is torch.float64
+            self.flags["gpu"] = torch.cuda.is_initialized()
         utils = sys.modules.get("torch._dynamo.utils")
         if utils is not None and not self.raised_limit:
             with suppress(AttributeError):
