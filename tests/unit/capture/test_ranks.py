@@ -274,7 +274,7 @@ def test_a_directory_of_captures_is_one_job(tmp_path: Path, capsys: pytest.Captu
     (stage,) = read_manifest(out).stages
     assert {"Ranks", "Communication"} <= {section.title for section in stage.sections}
     page = (out / "report.html").read_text()
-    assert "Who waited for whom" in page
+    assert "Waiting between ranks" in page
     capsys.readouterr()
     assert main(["analyze", str(folder), "--as", "repeats", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ranks"]["files_are"] == "repeats"

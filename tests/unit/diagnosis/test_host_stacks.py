@@ -500,12 +500,13 @@ def test_equal_long_gaps_behind_each_synchronization_are_work_of_the_host(tmp_pa
 def test_samples_say_what_the_host_did_where_a_capture_recorded_nothing(tmp_path: Path) -> None:
     found = document(row("host.work.operators", 60, "sample"), row("host.work.gpu", 80), row(IMPORTS, 60))
     run = run_facts(host=facts(found))
-    made = diagnose_run(run, _unrecorded(tmp_path))
+    captured = _unrecorded(tmp_path)
+    made = diagnose_run(run, captured)
     assert [claim.rule for claim in made.claims] == ["host_operators", "hottest_kernel", "host_imports"]
     assert (made.verdict.rule, made.verdict.scope) == ("host_operators", "program")
     # Without a capture of the GPU its lines are named; without samples the capture's own answer is all there is.
     assert diagnose_run(run, None).claims[0].rule == "host_gpu"
-    assert diagnose_run(run_facts(), _unrecorded(tmp_path)).verdict.rule == "not_recorded"
+    assert diagnose_run(run_facts(), captured).verdict.rule == "not_recorded"
 
 
 def test_lines_that_use_tensors_on_a_gpu_launch_its_work_and_wait_for_it() -> None:
