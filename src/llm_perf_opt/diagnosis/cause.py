@@ -61,7 +61,8 @@ class Cause:
     `judged_by` names the module for a cause that is data alone: its cells are all its evidence, or its kernels, which
     move data in the ways `moves` names or come so near to their memory roofline as `roof_pct` says, and take
     `min_kernel_share` of the kernel time.
-    `needs` is what the scope must have besides (`Scope.has`).
+    `needs` is what the scope must have besides (`Scope.has`). `is_by_owner`: its owners have nothing in common but the
+    kind of time, so that the first of them decides its place among the findings.
 
     Of two claims on one cell that of the larger `specificity` wins: 1 names a cell, 2 an activity, 3 a mechanism.
     """
@@ -75,6 +76,7 @@ class Cause:
     specificity: int = 2
     is_idle: bool = False
     is_one_time: bool = False
+    is_by_owner: bool = False
     needs: frozenset[str] = frozenset()
     has_judge: bool = False
     judged_by: str = "cell_alone"
@@ -184,6 +186,7 @@ def _load(path: Path, *, has_judge: bool) -> Cause:
         specificity=data.get("specificity", 2),
         is_idle=data.get("is_idle", False),
         is_one_time=data.get("is_one_time", False),
+        is_by_owner=data.get("is_by_owner", False),
         needs=frozenset(data.get("needs", ())),
         judged_by=data.get("judged_by", "cell_alone"),
         moves=tuple(data.get("moves", ())),

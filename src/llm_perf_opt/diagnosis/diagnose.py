@@ -71,6 +71,8 @@ class _Granted:
     def weight(self) -> float:
         """What the order goes by: time that could be saved, or the affected time where no lower bound is known."""
         saved = self.stake_ns if self.floor_ns is None else self.stake_ns - self.floor_ns
+        if self.claim.order_ns is not None:
+            saved = round(saved * self.claim.order_ns / max(self.wanted_ns, 1))
         if self.floor_ns is None and not self.cause.is_idle:
             saved = round(saved * WORK_WEIGHT)
         return saved * (LOW_WEIGHT if self.claim.confidence == "low" else 1.0)

@@ -1,11 +1,12 @@
 """The scope of a program's wall time on the host: the samples of its main thread, as cells of a ledger."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from llm_perf_opt.core.documents import HostDocument, HostGil, HostRow
 from llm_perf_opt.core.names import PROGRAM
 from llm_perf_opt.diagnosis.facts import HostFacts, Known
-from llm_perf_opt.diagnosis.host.owners import IMPORTS, PYTHON, place_of
+from llm_perf_opt.diagnosis.host.owners import IMPORTS, PYTHON, is_library, place_of
 from llm_perf_opt.diagnosis.ledger import Cell, balanced, fitted
 from llm_perf_opt.diagnosis.scope import Scope
 
@@ -20,7 +21,7 @@ GC, CPU_WAIT, ONE_THREAD, CHECKS, OPERATORS = (
 # Pauses that the program did not call for.
 AUTOMATIC = f"{GC}.automatic"
 LOCK, PROCESS, SMALL = "host.wait.lock", "host.wait.process", "host.work.small_tensors"
-WAITS_FOR_OTHERS = (LOCK, PROCESS, f"{PROCESS}.pickle", "host.data_loading.workers")
+WAITS_FOR_OTHERS = (LOCK, PROCESS, f"{PROCESS}.pickle", f"{PROCESS}.start")
 WORK = ("host.work", "host.disk")
 GPU_WORK = "host.work.gpu"
 COMPILE, RECOMPILE = "host.startup.compile", "host.work.recompile"
@@ -37,7 +38,10 @@ BUSY = 0.2
 GIL_HELD, GIL_TAKEN = 0.8, 0.3
 # Work that uses less processor time than this part of it is a wait that no pattern names.
 COMPUTES = 0.5
-FEW_SAMPLES = 20
+# Code of a module is not in a function; start-up and exit do not recur.
+MODULE, ENDS = "<module>", ("host.startup", "host.exit")
+# So few samples are an answer only where they are a good part of the program, which ended soon then.
+FEW_SAMPLES, LEAST_SAMPLES, GOOD_PART = 20, 5, 0.25
 
 
 def program_scope(host: HostFacts, *, place: str = "the program") -> Scope | None:
@@ -67,12 +71,24 @@ def program_scope(host: HostFacts, *, place: str = "the program") -> Scope | Non
         clean=clean is not None,
         ledger=balanced(wall_ns, [*cells, unsampled]),
         source=host.source,
+        function_ns=_functions(rows, cells),
     )
+
+
+def _functions(rows: Sequence[HostRow], cells: Sequence[Cell]) -> Mapping[tuple[str, str], int]:
+    """The time of the program's functions after start-up, by the cell and owner that each has most of it in."""
+    mine: dict[tuple[str, str], list[Cell]] = {}
+    for row, cell in zip(rows, cells, strict=True):
+        if row.file and row.function != MODULE and not row.cell.startswith(ENDS) and not is_library(row.file):
+            mine.setdefault((row.function, row.file), []).append(cell)
+    largest = ((max(found, key=lambda cell: cell.time_ns), found) for found in mine.values())
+    return {(first.id, first.owner[0]): sum(cell.time_ns for cell in found) for first, found in largest}
 
 
 def is_enough(found: HostDocument) -> bool:
     """Of a program that ended within a few samples nothing can be reported."""
-    return found.samples >= FEW_SAMPLES and found.wall_s > 0
+    enough = min(FEW_SAMPLES, max(LEAST_SAMPLES, GOOD_PART * found.wall_s * found.rate_hz))
+    return found.samples >= enough and found.wall_s > 0
 
 
 def _owner(row: HostRow) -> tuple[str, ...]:
@@ -82,9 +98,9 @@ def _owner(row: HostRow) -> tuple[str, ...]:
     if row.cell == IMPORTS and not row.file:
         return (row.function,)
     place = place_of(row.function, row.file, row.line)
-    if row.detail and row.cell in WAITS_FOR_OTHERS:
+    if row.cell in WAITS_FOR_OTHERS:
         # The call that waits says less than what it waits for.
-        return (place, row.detail)
+        return (place, row.detail) if row.detail else (place,)
     return tuple(text for text in (place, row.leaf or row.text, row.detail) if text)
 
 

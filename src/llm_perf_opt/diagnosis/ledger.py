@@ -150,7 +150,8 @@ class Claim:
 
     `cells` and `kernels` map to the time claimed of each. `floor_ns` is the least of all that which must remain, None
     where it cannot be computed; `floor` names how it was. `traits` choose title and advice together with the
-    program's. `at_stake_ns` is given where a cause changes time that is not its own cell, such as a clock.
+    program's. `order_ns` is the time that one change addresses, where that is not all that is claimed: the findings
+    are ordered by it.
     """
 
     values: Mapping[str, Value] = field(default_factory=dict)
@@ -166,6 +167,7 @@ class Claim:
     range_name: str | None = None
     also_ranges: tuple[str, ...] = ()
     is_one_time: bool = False
+    order_ns: int | None = None
     # Where a claim is about memory or the measurement itself, there is no time to save.
     is_timeless: bool = False
 

@@ -58,7 +58,8 @@ class Scope:
     """One stretch of time. `place` names it in a sentence, `each` what one instance of it is called.
 
     `is_named`: the place is a phase, or a name of the program's own. `clean`: its wall time was measured without a
-    profiler. `kernels` are those of its ledger's device side.
+    profiler. `kernels` are those of its ledger's device side. `function_ns` is the time of a whole function, by the
+    cell and the owner that most of it is in.
     """
 
     id: str
@@ -79,6 +80,7 @@ class Scope:
     phase: "PhaseFacts | None" = None
     run: "RunFacts | None" = None
     already: frozenset[str] = frozenset()
+    function_ns: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     @property
     def kinds(self) -> frozenset[Kind]:

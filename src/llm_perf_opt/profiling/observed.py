@@ -236,4 +236,4 @@ class LineNames:
             return None
 
 
-_TELLING = ("torch.Tensor", "numpy.ndarray", "pandas.", "_io.", "socket.socket (")
+_TELLING = ("torch.Tensor", "torch.nn.Module", "numpy.ndarray", "pandas.", "_io.", "socket.socket (")

@@ -18,7 +18,17 @@ from llm_perf_opt.core.documents import HostDocument, HostGil, HostObserved, Hos
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.diagnosis.host.environment import flag_effects, variable_effects
-from llm_perf_opt.diagnosis.host.owners import IMPORTS, INTERPRETER, Lines, Names, busiest, host_rows, owned, top_place
+from llm_perf_opt.diagnosis.host.owners import (
+    IMPORTS,
+    INTERPRETER,
+    Lines,
+    Names,
+    busiest,
+    host_rows,
+    owned,
+    place_of,
+    top_place,
+)
 from llm_perf_opt.diagnosis.host.stacks import Frame, Stack, of_program, read_stacks, without_parent
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.profiling.injection import INJECT_DIR
@@ -59,6 +69,7 @@ OURS = str(INJECT_DIR)
 LOCK, PROCESS, EXIT = "host.wait.lock", "host.wait.process", "host.exit"
 # Data that is loaded in this process, and the wait for those that load it.
 PICKLING, PASSING = "host.work.json", "host.wait.process.pickle"
+STARTING, START_UP = "host.wait.process.start", (INTERPRETER, IMPORTS)
 LOADING, WORKERS = "host.data_loading", "host.data_loading.workers"
 
 
@@ -168,23 +179,35 @@ class OtherSide:
     samples: int
     is_process: bool
     cell: str
+    row: HostRow
 
 
 def _other_side(others: Sequence[Stack], lines: Lines, names: Names, process: int) -> OtherSide | None:
     """By samples of work; where no thread worked, of waits that are not for one another."""
     found: dict[tuple[bool, int, str], list[Stack]] = {}
+    starting: list[Stack] = []
     for stack in others:
         cell = owned(stack, lines, names)[0] if stack.frames else INTERPRETER
-        if cell not in (LOCK, PROCESS, EXIT, INTERPRETER, IMPORTS):
+        if cell in START_UP and stack.process != process:
+            starting.append(stack)
+        elif cell not in (LOCK, PROCESS, EXIT, *START_UP):
             found.setdefault((not cell.startswith("host.wait"), stack.process, stack.thread), []).append(stack)
+    # Children that end soon do little else than start, and there may be many of them.
+    start_up = sum(stack.samples for stack in starting)
+    if start_up > sum(stack.samples for (works, *_), stacks in found.items() if works for stack in stacks):
+        first = host_rows(starting, lines, names)[0]
+        what = f"importing {place_of(first.function, first.file, first.line)}" if first.cell == IMPORTS else "starting"
+        return OtherSide(owner=what, samples=start_up, is_process=True, cell=STARTING, row=first)
     if not found:
         return None
     key, stacks = max(found.items(), key=lambda item: (item[0][0], sum(stack.samples for stack in item[1])))
+    row = host_rows(stacks, lines, names)[0]
     return OtherSide(
-        owner=top_place(stacks, lines),
+        owner=place_of(row.function, row.file, row.line),
         samples=sum(stack.samples for stack in stacks),
         is_process=key[1] != process,
-        cell=host_rows(stacks, lines, names)[0].cell,
+        cell=row.cell,
+        row=row,
     )
 
 
@@ -194,10 +217,15 @@ def _explained(row: HostRow, names: LineNames, waits_for: OtherSide | None, tota
         return replace(row, detail=names.detail(row.file, row.line))
     if row.cell == LOADING and not waits_for.is_process:
         return row
+    if row.cell == LOADING:
+        # What the workers do is what takes the time.
+        awaited = f"awaited in {place_of(row.function, row.file, row.line)}"
+        does = waits_for.row
+        return replace(does, cell=WORKERS, samples=row.samples, text="", leaf=awaited, detail="")
     told = f"meanwhile {'a child process' if waits_for.is_process else 'another thread'}: {waits_for.owner}"
-    cell = WORKERS if row.cell == LOADING else PROCESS if waits_for.is_process else row.cell
-    if cell == PROCESS and waits_for.cell == PICKLING:
-        cell = PASSING
+    cell = PROCESS if waits_for.is_process else row.cell
+    if cell == PROCESS and waits_for.cell in (PICKLING, STARTING):
+        cell = PASSING if waits_for.cell == PICKLING else STARTING
     return replace(row, cell=cell, detail=told)
 
 
@@ -222,8 +250,10 @@ def live_notes(seen: HostObserved | None, *, wall_s: float) -> tuple[str, ...]:
 def _is_sparse(main: Sequence[Stack], looked: Pass, rate_hz: int) -> bool:
     """Whether py-spy lost most samples, as with deep, changing stacks, and the in-process sampler did not."""
     kept = sum(stack.samples for stack in main if stack.frames)
+    # Samples without a frame are none that were lost: the interpreter starts or ends.
+    looked_at = sum(stack.samples for stack in main)
     seen_s = sum(place.weight_s for place in looked.look.places) if looked.look is not None else 0.0
-    return kept < SPARSE * looked.duration_s * rate_hz and seen_s > max(0.5 * looked.duration_s, kept / rate_hz)
+    return looked_at < SPARSE * looked.duration_s * rate_hz and seen_s > max(0.5 * looked.duration_s, kept / rate_hz)
 
 
 def _ends(rows: list[HostRow], looked: Pass) -> list[HostRow]:

@@ -91,3 +91,27 @@ def test_a_frame_without_a_name_does_what_is_inside_its_expression_alone() -> No
     assert "look" in source.names(1, inside="<genexpr>")
     by_key = read_source("queue = []\nqueue.sort(key=lambda one: -one.priority)\n")
     assert by_key is not None and "list.sort" in by_key.names(2, inside="<lambda>")
+
+
+@pytest.mark.parametrize(
+    ("loop", "spins"),
+    [
+        ("while not job.done:\n    pass\n", True),
+        ("while time.monotonic() < end:\n    if event.is_set():\n        break\n", True),
+        ("while not job.done:\n    time.sleep(0.1)\n", False),
+        ("while queue.get():\n    pass\n", False),
+        ("while i < n:\n    i += 1\n", False),
+    ],
+)
+def test_a_loop_that_only_looks_whether_it_may_continue_is_a_busy_wait(loop: str, spins: bool) -> None:
+    source = read_source(f"import time\n{loop}")
+    assert source is not None
+    assert all(("busy wait" in source.names(line)) is spins for line in (2, 3))
+
+
+def test_what_a_call_returns_is_unpacked() -> None:
+    source = read_source(
+        "import asyncio\nasync def ask():\n    r, w = await asyncio.open_connection()\n    await r.read()\n"
+    )
+    assert source is not None
+    assert source.names(4) == ("asyncio.open_connection()[].read",)

@@ -149,6 +149,25 @@ def test_an_import_is_owned_by_the_package_it_loads() -> None:
     assert (row.cell, row.function, row.file) == ("host.startup.imports", "torch", "")
 
 
+def test_an_import_of_a_module_of_the_programs_own_is_owned_by_what_the_module_does() -> None:
+    frozen = Frame(function="_find_and_load", file="<frozen importlib._bootstrap>", line=1)
+    build = Frame(function="build_table", file="/home/tables.py", line=5)
+    numpy = Frame(function="sort", file=f"{SITE}/numpy/core.py", line=4)
+    table = Frame(function="<module>", file="/home/tables.py", line=9)
+    (row,) = host_rows([stack(MAIN, frozen, table, build, numpy)], lines())
+    assert (row.cell, row.function, row.line, row.leaf) == ("host.startup.imports", "build_table", 5, "slow.py:30")
+    (row,) = host_rows([stack(MAIN, frozen, table, frozen, numpy)], lines())
+    assert (row.cell, row.function) == ("host.startup.imports", "numpy")
+
+
+def test_an_array_written_as_text_is_no_array_operation_however_deep_it_is() -> None:
+    step = Frame(function="step", file="/home/slow.py", line=7)
+    deep = [Frame(function=name, file=f"{SITE}/torch/_tensor_str.py", line=1) for name in ("_str", "_a", "_b", "_c")]
+    operator = Frame(function="sum", file=f"{SITE}/torch/functional.py", line=1)
+    (row,) = host_rows([stack(MAIN, step, *deep, operator)], lines())
+    assert (row.cell, row.function) == ("host.work.text.arrays", "step")
+
+
 def test_an_import_of_which_only_the_programs_line_is_known_is_owned_by_the_package_it_names() -> None:
     (row,) = host_rows([stack(MAIN)], lines(L30="from torch.nn import functional as F"))
     assert (row.cell, row.function, row.file) == ("host.startup.imports", "torch", "")
@@ -212,6 +231,24 @@ def test_the_first_finding_names_function_and_line_and_promises_no_factor() -> N
     ]
 
 
+def test_findings_are_ordered_by_what_one_change_addresses() -> None:
+    # Python in several functions is several things to change, serialisation is one.
+    spread = (row("host.work.python", 50, "a"), row("host.work.python", 40, "b"), row("host.work.json", 60, "c"))
+    scope = program_scope(facts(document(*spread, row("host.work.json", 20, "d"))))
+    assert scope is not None
+    assert [f.title for f in judge([scope], PLAIN)] == [
+        "Serialisation (JSON, pickle): 40 % of the program, 30 % in c() at slow.py:3",
+        "Python on the host: 45 % of the program, 25 % in a() at slow.py:3",
+    ]
+
+
+def test_a_function_that_does_a_little_of_everything_counts_as_a_whole() -> None:
+    parts = (row("host.work.operators", 50, "sample"), row("host.work.random", 40, "sample"))
+    scope = program_scope(facts(document(row("host.work.sort", 60, "rank"), *parts)))
+    assert scope is not None
+    assert [f.rule for f in judge([scope], PLAIN)] == ["host_operators", "host_sort", "host_random"]
+
+
 def test_a_line_that_uses_no_processor_time_is_a_wait() -> None:
     scope = program_scope(facts(document(row("host.work.python", 200), cpu_s=0.1)))
     assert scope is not None and [cell.id for cell in scope.ledger.cells] == ["host.wait.other"]
@@ -240,7 +277,10 @@ def test_without_a_clean_time_the_sampled_pass_is_the_wall_time() -> None:
 
 
 def test_a_few_samples_make_no_scope() -> None:
-    assert program_scope(facts(document(row("host.work.python", 19)))) is None
+    found = document(row("host.work.python", 19))
+    assert program_scope(facts(found)) is None
+    # Of a program that was over after 0.3 s they are most of it.
+    assert program_scope(facts(replace(found, wall_s=0.3))) is not None
 
 
 @pytest.mark.parametrize(("samples", "rules"), [(4, []), (5, ["host_imports"])])
@@ -291,6 +331,14 @@ VECTOR = "arg torch.Tensor float32 cpu 8 elements (8,)"
         (("concurrent.futures.Future().result",), "host.wait.lock"),
         (("subprocess.run",), "host.wait.process"),
         (("requests.get",), "host.wait.network"),
+        (("busy wait", "threading.Event().is_set"), "host.work.busy_wait"),
+        (("with asyncio.Semaphore()",), "host.wait.task"),
+        (("asyncio.Queue().get",), "host.wait.task"),
+        (("asyncio.open_connection()[].readline",), "host.wait.network"),
+        (("fcntl.flock",), "host.wait.lock.file"),
+        (("torch.nn.Module()()", "arg torch.nn.Module float64 5000 parameters"), "host.work.float64"),
+        (("torch.Tensor().backward", "arg torch.Tensor float64 cpu 1 elements ()"), "host.work.float64"),
+        (("torch.nn.Module()()", VECTOR, "arg torch.nn.Module float32 3200000 parameters"), "host.work.operators"),
         (("tidy",), "host.work.python"),
     ],
 )
@@ -474,11 +522,12 @@ def test_operators_of_a_call_of_generate_have_a_cell_of_their_own() -> None:
 
 def test_the_evidence_of_a_wait_names_what_it_waits_for_in_full() -> None:
     told = "meanwhile a child process: augment_and_normalise() at a_module_with_a_long_name.py:10"
-    waits = replace(row("host.data_loading.workers", 200), leaf="select() at selectors.py:415", detail=told)
+    waits = replace(row("host.wait.process", 200), leaf="select() at selectors.py:415", detail=told)
     scope = program_scope(facts(document(waits)))
     assert scope is not None
     (finding,) = judge([scope], PLAIN)
     assert finding.evidence[1] == f"tidy() at slow.py:3 ← {cut(told)}: 1,000 ms"
+    assert finding.title == f"Waiting for another process: 100 % of the program in tidy() at slow.py:3; {cut(told)}"
     assert "a_module" in finding.evidence[1]
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.documents import HostRow
-from llm_perf_opt.diagnosis.host.owners import INTERPRETER
-from llm_perf_opt.diagnosis.host.stacks import Frame
+from llm_perf_opt.diagnosis.host.owners import INTERPRETER, no_names
+from llm_perf_opt.diagnosis.host.stacks import Frame, Stack
 from llm_perf_opt.profiling.observed import (
     LineNames,
     first_look,
@@ -20,7 +20,7 @@ from llm_perf_opt.profiling.observed import (
     stacks_of_places,
     summarise_look,
 )
-from llm_perf_opt.profiling.sampled import Pass, _ends
+from llm_perf_opt.profiling.sampled import Pass, _ends, _explained, _other_side
 
 PROGRAM = """
 import os, time
@@ -121,3 +121,54 @@ def test_places_stand_for_the_stacks_that_a_sampler_lost(tmp_path: Path) -> None
     stacks = stacks_of_places(look, rate_hz=200)
     assert {stack.frames[0].function for stack in stacks} <= {place.function for place in look.places}
     assert sum(stack.samples for stack in stacks) > 40
+
+
+MODEL = """
+import sys, time, types
+class Module:
+    pass
+Module.__module__ = "torch.nn.modules.module"
+class Parameter:
+    dtype = "torch.float64"
+    def numel(self):
+        return 3
+class Net(Module):
+    def __init__(self, inner):
+        self._parameters, self._modules = {"weight": Parameter(), "bias": None}, inner
+def run(net, end):
+    while time.process_time() < end:
+        for _ in range(1000):
+            len(net._modules)
+run(Net({"a": Net({})}), time.process_time() + 0.4)
+"""
+
+
+def test_a_module_is_told_by_the_dtype_and_number_of_its_parameters(tmp_path: Path) -> None:
+    program = watch(tmp_path, stacks=False, text=MODEL)
+    look = first_look(read_looks(tmp_path / "looks"), 0)
+    names = LineNames(folder=program.parent, look=look)
+    assert "arg torch.nn.Module float64 6 parameters" in names(str(program), "run", 16)
+
+
+def child(*frames: Frame, samples: int) -> Stack:
+    return Stack(processes=(7, 9), thread="MainThread", is_main=True, frames=frames, samples=samples)
+
+
+WAIT = HostRow(cell="host.wait.process", function="score", file="/home/a.py", line=3, leaf="", text="", samples=90)
+WORK = Frame(function="decode", file="/home/a.py", line=8)
+
+
+def test_a_wait_for_workers_that_load_data_is_owned_by_what_they_do(tmp_path: Path) -> None:
+    other = _other_side([child(WORK, samples=60)], lambda file, line: "", no_names, 7)
+    row = _explained(replace(WAIT, cell="host.data_loading"), LineNames(folder=tmp_path), other, 90)
+    assert (row.cell, row.function, row.line, row.samples) == ("host.data_loading.workers", "decode", 8, 90)
+    assert row.leaf == "awaited in score() at a.py:3"
+
+
+def test_a_wait_for_processes_that_mostly_start_says_what_they_import(tmp_path: Path) -> None:
+    loads = Frame(function="<module>", file="/lib/python3.11/site-packages/pandas/__init__.py", line=1)
+    frozen = Frame(function="_find_and_load", file="<frozen importlib._bootstrap>", line=1)
+    starts = child(WORK, frozen, loads, samples=60)
+    other = _other_side([starts, child(WORK, samples=20)], lambda file, line: "", no_names, 7)
+    row = _explained(WAIT, LineNames(folder=tmp_path), other, 90)
+    assert (row.cell, row.detail) == ("host.wait.process.start", "meanwhile a child process: importing pandas")

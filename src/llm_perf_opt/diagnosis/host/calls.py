@@ -29,6 +29,21 @@ _NAMELESS: Mapping[str, type[ast.expr]] = {
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LOOP = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
+# What a loop that only waits may ask for, besides the time.
+_ASKED = (
+    "is_set",
+    "done",
+    "empty",
+    "full",
+    "qsize",
+    "is_alive",
+    "poll",
+    "locked",
+    "exists",
+    "ready",
+    "is_file",
+    "query",
+)
 # Names of a file that is this long are looked up in no time; a generated one may be longer.
 MOST_BYTES = 2_000_000
 
@@ -42,6 +57,7 @@ class _Around:
 
     function: ast.FunctionDef | ast.AsyncFunctionDef | None
     in_loop: bool
+    spins: bool
 
 
 @dataclass(kw_only=True)
@@ -75,6 +91,8 @@ class SourceNames:
         extra = [f"arg {types[name]}" for name in dict.fromkeys(_plain_names(statement, line)) if name in types]
         if around.in_loop:
             extra.append("loop")
+        if around.spins:
+            extra.append("busy wait")
         return (*found, *extra)
 
     def _at(self, line: int) -> tuple[ast.stmt | None, _Around]:
@@ -82,17 +100,17 @@ class SourceNames:
         body: list[ast.stmt] = self.tree.body
         found: ast.stmt | None = None
         function: ast.FunctionDef | ast.AsyncFunctionDef | None = None
-        in_loop = False
+        in_loop = spins = False
         while True:
             inner = next((s for s in body if s.lineno <= line <= (s.end_lineno or s.lineno)), None)
             if inner is None:
-                return found, _Around(function=function, in_loop=in_loop)
+                return found, _Around(function=function, in_loop=in_loop, spins=spins)
             found = inner
             blocks = list(_blocks(inner))
             if isinstance(inner, _FUNCTION) and any(s.lineno <= line for s in inner.body):
-                function, in_loop = inner, False
+                function, in_loop, spins = inner, False, False
             if isinstance(inner, _LOOP):
-                in_loop = True
+                in_loop, spins = True, isinstance(inner, ast.While) and _spins(inner, self)
             body = [statement for block in blocks for statement in block]
 
 
@@ -151,10 +169,30 @@ def _bind(body: list[ast.stmt], scope: str, source: SourceNames) -> None:
             _bind(block, scope, source)
 
 
+def _spins(loop: ast.While, source: SourceNames) -> bool:
+    """Whether a loop does nothing but look whether it may continue."""
+    namer = _Namer(source=source, scope="", types=NO_TYPES)
+
+    def only_looks(node: ast.AST) -> bool:
+        if isinstance(node, ast.Call):
+            called = namer.name(node.func)
+            return (called.startswith("time.") and called != "time.sleep") or called.rpartition(".")[2] in _ASKED
+        return not isinstance(node, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom)
+
+    def is_nothing(statement: ast.stmt) -> bool:
+        if isinstance(statement, ast.If):
+            inner = (*statement.body, *statement.orelse)
+            return all(only_looks(node) for node in ast.walk(statement.test)) and all(is_nothing(one) for one in inner)
+        is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        return is_text or isinstance(statement, ast.Pass | ast.Continue | ast.Break)
+
+    return all(only_looks(node) for node in ast.walk(loop.test)) and all(is_nothing(one) for one in loop.body)
+
+
 def _assigned(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
     if isinstance(statement, ast.Assign):
         for target in statement.targets:
-            yield target, statement.value
+            yield from _unpacked(target, statement.value)
     elif isinstance(statement, ast.AnnAssign):
         # A plain annotation of a container says less than the value.
         yield statement.target, statement.annotation if statement.value is None else statement.value
@@ -162,6 +200,18 @@ def _assigned(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
         for item in statement.items:
             if item.optional_vars is not None:
                 yield item.optional_vars, item.context_expr
+
+
+def _unpacked(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Each of `a, b = f()` is an item of what the call returns."""
+    if isinstance(target, ast.Tuple | ast.List):
+        items = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+        if len(items) != len(target.elts):
+            items = [ast.Subscript(value=value, slice=ast.Constant(place)) for place in range(len(target.elts))]
+        for one, item in zip(target.elts, items, strict=True):
+            yield from _unpacked(one, item)
+    else:
+        yield target, value
 
 
 def _target(target: ast.expr) -> str | None:

@@ -50,6 +50,7 @@ class _Rule:
     of: tuple[str, ...]
     also: Patterns
     without: Patterns
+    is_deep: bool
 
     def fits_frames(self, frames: Sequence[str]) -> bool:
         fits = _any(self.frames, frames[-1:] if self.is_leaf else frames)
@@ -94,6 +95,7 @@ def _read(kind: str) -> tuple[_Rule, ...]:
             of=tuple(rule.get("of", ())),
             also=patterns(rule, "also"),
             without=patterns(rule, "without"),
+            is_deep=rule.get("deep", False),
         )
         for rule in data[kind]
     )
@@ -174,7 +176,7 @@ def owned(stack: Stack, line_of: Lines, names_of: Names = no_names) -> tuple[str
     names = names_of(place.file, place.function.rpartition(".")[2], place.line)
     cell = cell_of(stack.frames, line_of(leaf.file, leaf.line).strip(), names)
     if cell == IMPORTS:
-        return cell, _imported(stack.frames, line_of), ""
+        return cell, *_imported(stack.frames, line_of)
     if cell == MODEL and _is_again(stack.frames, owner, names_of):
         cell = RELOAD
     return cell, owner, "" if owner == leaf else place_of(leaf.function, leaf.file, leaf.line)
@@ -204,10 +206,10 @@ def cell_of(frames: Sequence[Frame], line: str, names: Sequence[str] = ()) -> st
     # From Python 3.11 on a method's name begins with its class.
     shown = [f"{frame.file}: {frame.function.rpartition('.')[2]}" for frame in frames]
     cell = _first_cell(shown, line, names, leaf_is_library=is_library(frames[-1].file))
-    if all(is_library(frame.file) for frame in frames[-1 - NEAR :]):
-        # The values of the user's line are not those a library works on far below it.
-        return cell
-    return next((rule.cell for rule in _refinements() if cell in rule.of and rule.fits_line(names, "")), cell)
+    # The values of the user's line are mostly not those a library works on far below it.
+    is_far = all(is_library(frame.file) for frame in frames[-1 - NEAR :])
+    rules = (rule for rule in _refinements() if cell in rule.of and (rule.is_deep or not is_far))
+    return next((rule.cell for rule in rules if names and rule.fits_line(names, "")), cell)
 
 
 def _first_cell(shown: Sequence[str], line: str, names: Sequence[str], *, leaf_is_library: bool) -> str:
@@ -230,20 +232,26 @@ def _owner(frames: Sequence[Frame]) -> Frame:
     return next(reversed(named or own or frames))
 
 
-def _imported(frames: Sequence[Frame], line_of: Lines) -> Frame:
-    """The package whose import takes the time: the outermost that is not the program's own."""
+def _imported(frames: Sequence[Frame], line_of: Lines) -> tuple[Frame, str]:
+    """The package whose import takes the time, the outermost that is not the program's own; or what a module of the
+    program's own does while it is imported, and by which line that is."""
     first = next((n for n, frame in enumerate(frames) if "importlib" in frame.file), len(frames))
+    last = max((n for n, frame in enumerate(frames) if "importlib" in frame.file), default=len(frames))
+    own = [frame for frame in frames[last + 1 :] if not is_library(frame.file)]
+    if own and frames[last + 1] is own[0] and first:
+        importer = _owner(frames[:first])
+        return _owner(own), place_of(importer.function, importer.file, importer.line)
     for frame in frames[first:]:
         if frame.file.startswith(_MACHINERY):
             continue
         package = _PACKAGE.search(frame.file)
         if package is not None and not frame.file.endswith("importlib/__init__.py"):
-            return Frame(function=package[1] or package[2], file="")
+            return Frame(function=package[1] or package[2], file=""), ""
     # A module of the program itself, or one that is being found: the line that imports it.
     owner = _owner(frames[: max(first, 1)])
     # Where only the program's own lines are known, such a line says the package.
     named = _IMPORT_LINE.match(line_of(owner.file, owner.line).strip()) if first == len(frames) else None
-    return owner if named is None else Frame(function=named[1], file="")
+    return owner if named is None else Frame(function=named[1], file=""), ""
 
 
 def place_of(function: str, file: str, line: int) -> str:

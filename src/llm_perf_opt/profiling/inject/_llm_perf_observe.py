@@ -39,6 +39,8 @@ KNOWN = (
     "PYTHONPROFILEIMPORTTIME", "PYTHON_GIL", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER",
 )  # fmt: skip
 TENSORS = ("torch.Tensor", "torch.nn.parameter.Parameter")
+BASES = (("torch.nn.modules.module", "torch.nn.Module"), ("torch.optim.optimizer", "torch.optim.Optimizer"))
+MOST_PARAMETERS = 1000
 SIZED = ("list", "dict", "set", "tuple", "str", "bytes", "bytearray", "collections.deque", "frozenset")
 FILES = ("_io.TextIOWrapper", "_io.BufferedReader", "_io.BufferedWriter", "_io.FileIO", "_io.BufferedRandom")
 
@@ -54,6 +56,9 @@ def describe(value: Any) -> str:
         return f"numpy.ndarray {value.dtype} {value.size} elements {value.shape}"
     if name.startswith("pandas.") and kind.__name__ in ("DataFrame", "Series"):
         return f"pandas.{kind.__name__} {value.shape[0]} rows"
+    base = next((base for base in BASES if any(one.__module__ == base[0] for one in kind.__mro__)), None)
+    if base is not None:
+        return described_model(value, base[1]) or name
     if name in SIZED:
         return f"{name} {len(value)} elements"
     if name in FILES:
@@ -62,6 +67,24 @@ def describe(value: Any) -> str:
         with suppress(OSError):
             return f"socket.socket {value.getpeername()!r}"
     return name
+
+
+def described_model(value: Any, kind: str) -> str:
+    """The dtype of most parameters of a module or optimizer of torch, and how many there are; empty without any."""
+    held = getattr(value, "__dict__", {})
+    counts: dict[str, int] = {}
+    groups = [group["params"] for group in held.get("param_groups", ())]
+    modules, found = [held], [one for group in groups for one in group]
+    while modules and len(found) < MOST_PARAMETERS:
+        inner = modules.pop()
+        found += [one for one in inner.get("_parameters", {}).values() if one is not None]
+        modules += [one.__dict__ for one in inner.get("_modules", {}).values() if one is not None]
+    for one in (one for one in found[:MOST_PARAMETERS] if type(one).__name__ in ("Parameter", "Tensor")):
+        dtype = str(one.dtype).removeprefix("torch.")
+        counts[dtype] = counts.get(dtype, 0) + one.numel()
+    if not counts:
+        return ""
+    return f"{kind} {max(counts, key=lambda name: counts[name])} {sum(counts.values())} parameters"
 
 
 class LookedAt:
