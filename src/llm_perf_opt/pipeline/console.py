@@ -56,6 +56,7 @@ class Console(Protocol):
     """Where progress goes."""
 
     def say(self, text: str) -> None: ...
+    def say_command(self, line: str) -> None: ...
     def show(self, lines: Sequence[Text]) -> None: ...
     def stage_started(self, turn: StageTurn) -> None: ...
     def tick(self, elapsed_s: float, told: Progress | None) -> None: ...
@@ -90,6 +91,9 @@ class PlainConsole:
         with suppress(OSError):
             print(text, file=sys.stderr, flush=True)
 
+    def say_command(self, line: str) -> None:
+        self.say(line)
+
     def show(self, lines: Sequence[Text]) -> None:
         for line in lines:
             self.say(line.plain)
@@ -119,6 +123,10 @@ class LiveConsole:
 
     def say(self, text: str) -> None:
         self.show([Text(printable(text))])
+
+    def say_command(self, line: str) -> None:
+        """In one line however long it is: with line breaks in it, it could not be copied."""
+        self.show([Text(printable(line), no_wrap=True)])
 
     def show(self, lines: Sequence[Text]) -> None:
         with suppress(OSError):

@@ -139,7 +139,7 @@ class Job:
             self.console.say(f"{step.name}: {self._would_run(step)}{f': {preview.text}' if preview.text else ''}")
             for argv in commands[step.name]:
                 folder = shlex.quote(str(self.artifacts.root / step.name))
-                self.console.say(f"  mkdir -p {folder} && {shlex.join(argv)}")
+                self.console.say_command(f"  mkdir -p {folder} && {shlex.join(argv)}")
         document = self.redactor.tree(json.loads(strict_json(self.plan.document(commands))))
         written = "" if plan_file is None else f"; the plan is in {write_json(plan_file, document)}"
         blocked = [step.name for step in self.plan.stages if step.will_fail]

@@ -127,7 +127,7 @@ def rich_console(stream: TextIO | None = None) -> "Console":
 
 
 def show(*parts: "Text | str", stream: TextIO | None = None) -> None:
-    """Print lines with their colours; each ends at a space where the terminal does."""
+    """Print lines with their colours; each ends at a space where the terminal does, but for texts with `no_wrap`."""
     from rich.text import Text
 
     out = sys.stdout if stream is None else stream
@@ -141,7 +141,7 @@ def show(*parts: "Text | str", stream: TextIO | None = None) -> None:
             out.write(f"{text.plain}\n")
             continue
         for line in text.split("\n", allow_blank=True):
-            console.print(_wrap_text(line, width), soft_wrap=True)
+            console.print(line if line.no_wrap else _wrap_text(line, width), soft_wrap=True)
 
 
 def _wrap_text(line: "Text", width: int | None) -> "Text":

@@ -16,7 +16,7 @@ from llm_perf_opt.capture.readers.ncu_log import read_ncu_progress
 from llm_perf_opt.commands.entry import run_safely
 from llm_perf_opt.core.manifest import read_manifest, write_manifest
 from llm_perf_opt.core.records import Progress, StageRecord, read_progress
-from llm_perf_opt.pipeline.console import Pace, StageTurn, answer, ended_line, progress_text, verdict_lines
+from llm_perf_opt.pipeline.console import LiveConsole, Pace, StageTurn, answer, ended_line, progress_text, verdict_lines
 from llm_perf_opt.report.view.findings import FindingView
 from llm_perf_opt.report.write import write_view
 from llm_perf_opt.system.terminal import screen_width, show, table_text, terminal_table, wrap_line
@@ -117,6 +117,12 @@ def test_a_styled_line_keeps_its_colours_when_it_is_wrapped(
     found = on_terminal(lambda: show(line), monkeypatch, 30)
     assert re.sub(r"\x1b\[[\d;]*m", "", found) == "  1. decode is launch-bound\n     and so on for long\n"
     assert ("\x1b[31mlaunch-bound" in found) is coloured
+
+
+def test_a_command_line_is_not_wrapped_so_that_it_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "  mkdir -p a/nsys && nsys profile --output=a/nsys/run python program.py"
+    assert on_terminal(lambda: LiveConsole().say_command(line), monkeypatch, 30) == f"{line}\n"
+    assert on_terminal(lambda: LiveConsole().say(line), monkeypatch, 30).count("\n") > 1
 
 
 def test_nothing_is_wrapped_where_there_is_no_terminal(tmp_path: Path) -> None:
