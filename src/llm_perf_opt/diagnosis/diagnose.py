@@ -383,10 +383,10 @@ def _no_gpu_work(program: Program, coverage: Coverage) -> str:
             f"{none} GPU activity was traced, but the records of {coverage.lost_launches:,} launches were lost: call "
             f"{wait} before the recording ends, and record a shorter window."
         )
+    window = "the profiler's schedule and its step() calls" if "torch_trace" in program.traits else "its start and stop"
+    if not coverage.recorded and "torch_trace" in program.traits:
+        return f"The recorded window is empty: it has no operator, call, range or kernel. Check {window}."
     if coverage.gpu_was_traced:
-        window = (
-            "the profiler's schedule and its step() calls" if "torch_trace" in program.traits else "its start and stop"
-        )
         return (
             f"{none} GPU activity was traced, but nothing was launched in the recorded window: it is empty. Check "
             f"{window}, and whether another process does the GPU work."

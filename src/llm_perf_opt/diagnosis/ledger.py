@@ -27,7 +27,7 @@ LAUNCH, SYNC, HELD_SYNC, DEVICE_GAPS, LATE_STARTS = (
 )
 STARTUP, UNRECORDED_LAUNCH, UNRECORDED_HOST = "idle.startup", "idle.unrecorded_launch", "idle.unrecorded_host"
 ALLOCATION = "idle.allocation"
-OPERATORS, OUTSIDE = "host.operators", "host.outside"
+OPERATORS, OUTSIDE, HOST_LOADING = "host.operators", "host.outside", "host.data_loading"
 BEFORE, AFTER = "host.before", "host.after"
 # What a longer run would not pay again.
 ONE_TIME = (STARTUP, "host.startup")

@@ -179,8 +179,16 @@ def capture_scope(
 def host_scope(evidence: CaptureEvidence, alone: HostAlone) -> Scope:
     """A capture without GPU work: operators of the main thread, and what the host was in outside of them."""
     named = sorted((*alone.ranges, *alone.frames), key=lambda row: -row.own_ns)
-    outside = alone.span_ns - alone.operators_ns
-    found = [Cell(id=cells.OPERATORS, time_ns=alone.operators_ns)]
+    outside = alone.span_ns - alone.operators_ns - alone.loading_ns
+    found = [
+        Cell(id=cells.OPERATORS, time_ns=alone.operators_ns),
+        Cell(
+            id=cells.HOST_LOADING,
+            time_ns=alone.loading_ns,
+            count=1,
+            owner=tuple(_BUILT_IN.sub(r"\1", name) for name in alone.loading_owner),
+        ),
+    ]
     # Ranges and frames may lie in each other: one kind at a time is exclusive, the one that names more.
     kind = max((alone.ranges, alone.frames), key=lambda rows: sum(row.own_ns for row in rows))
     for row in (row for row in named if row in kind):

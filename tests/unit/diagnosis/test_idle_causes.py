@@ -331,6 +331,13 @@ def test_a_program_whose_gpu_work_was_lost_is_no_cpu_program(tmp_path: Path) -> 
     assert "the records of 30 launches were lost" in verdict.text
 
 
+def test_a_window_in_which_nothing_ran_is_called_empty(tmp_path: Path) -> None:
+    """As torch writes a trace of the CPU alone whose schedule recorded no step."""
+    verdict = diagnosis_of(_torch([event("Trace", "PyTorch Profiler (0)", "0", "135")], tmp_path)).verdict
+    assert verdict.kind == "no_gpu_work"
+    assert verdict.text.startswith("The recorded window is empty") and "schedule" in verdict.text
+
+
 def test_work_that_was_lost_is_said_before_the_answer_about_the_rest(tmp_path: Path) -> None:
     export = Export()
     for i in range(60):

@@ -697,17 +697,22 @@ def test_a_program_on_the_host_alone_is_told_what_its_steps_are_spent_in(
         at = 10_000 * step
         events.append(event("user_annotation", f"ProfilerStep#{step}", f"{at}", "9000"))
         events.append(event("user_annotation", "enumerate(DataLoader)#__next__", f"{at + 10}", "8100"))
+        events.append(event("python_function", "torch/utils/data/dataloader.py(7): __next__", f"{at + 10}", "8100"))
+        events.append(event("python_function", "train.py(4): decode", f"{at + 20}", "8000"))
+        # What the loader computes with is loading.
+        events.append(event("cpu_op", "aten::sin", f"{at + 30}", "4000"))
         events.append(event("cpu_op", "aten::mm", f"{at + 8_200}", "500"))
+    events.append(event("cpu_op", "aten::mm", "9100", "300"))
+    events.append(event("cpu_op", "aten::mm", "19100", "300"))
     path = write_trace(tmp_path / "t.json", events)
     analysis = analyze_timelines([read_torch_trace(path).timeline])
-    assert (rules(analysis), scope_of(analysis).wall_ns) == (["cpu_time"], 29 * MS)
-    assert owner_of(analysis, "host.outside.named") == ("enumerate(DataLoader)#__next__",)
+    assert (rules(analysis), scope_of(analysis).wall_ns) == (["data_loading", "cpu_time"], 29 * MS)
+    assert claim_of(analysis, "data_loading").stake_ns == 3 * 8_100_000
+    assert cells_of(analysis, "host.operators")[0].time_ns == 3 * 500_000 + 2 * 300_000
     assert main(["analyze", "-v", str(path)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(
-        "CPU program: 95 % of the capture outside operators, most in enumerate(DataLoader)#__next__.\n"
-    )
-    assert "    - aten::mm: 1.500 ms of its own" in out
+    assert out.startswith("Data loading: 84 % of the capture in train.py(4): decode.\n")
+    assert "idle cores" in out and "while the GPU" not in out
 
 
 @pytest.mark.parametrize(

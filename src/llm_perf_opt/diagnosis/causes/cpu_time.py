@@ -1,7 +1,7 @@
 """Where the time of a program goes that did no work on a GPU."""
 
 from llm_perf_opt.diagnosis.diagnosis_document import Program
-from llm_perf_opt.diagnosis.ledger import OPERATORS, OUTSIDE, Claim, Fact
+from llm_perf_opt.diagnosis.ledger import HOST_LOADING, OPERATORS, OUTSIDE, Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 SHOWN = 3
@@ -12,7 +12,9 @@ def judge(scope: Scope, _: Program) -> Claim | None:
         return None
     inside, outside = scope.ledger.ns(OPERATORS), scope.ledger.ns(OUTSIDE)
     named = [cell for cell in scope.ledger.below(OUTSIDE) if cell.owner]
-    top = scope.evidence.top_operators[:SHOWN]
+    # Operators that prepare data are not among those of this time.
+    is_rest = scope.ledger.ns(HOST_LOADING) > 0
+    top = () if is_rest else scope.evidence.top_operators[:SHOWN]
     facts = [
         Fact(key="operators", values={"time": inside}),
         *(Fact(key="operator", values={"owner": name, "time": ns, "count": count}) for name, ns, count in top),
@@ -21,7 +23,13 @@ def judge(scope: Scope, _: Program) -> Claim | None:
     ]
     if inside >= outside:
         owner = top[0][0] if top else "operators"
-        return Claim(values={"owner": owner}, cells={OPERATORS: inside}, evidence=tuple(facts), confidence="medium")
+        return Claim(
+            title="rest" if is_rest else "title",
+            values={"owner": owner},
+            cells={OPERATORS: inside},
+            evidence=tuple(facts),
+            confidence="medium",
+        )
     is_named = bool(named) and 2 * named[0].time_ns >= outside
     return Claim(
         title="named" if is_named else "outside",

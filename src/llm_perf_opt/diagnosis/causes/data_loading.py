@@ -4,7 +4,7 @@ import re
 
 from llm_perf_opt.diagnosis.causes.cell_alone import confidence_of_owners, joined_owner, named_cells, owner_facts
 from llm_perf_opt.diagnosis.diagnosis_document import Program
-from llm_perf_opt.diagnosis.ledger import Claim, Fact
+from llm_perf_opt.diagnosis.ledger import HOST_LOADING, Claim, Fact
 from llm_perf_opt.diagnosis.scope import Scope
 
 DATA_LOADING = "idle.data_loading"
@@ -15,6 +15,8 @@ _HAS_WORKERS = re.compile(r"_MultiProcessingDataLoaderIter|dataloader\.py\(\d+\)
 
 
 def judge(scope: Scope, _: Program) -> Claim | None:
+    if scope.ledger.ns(HOST_LOADING):
+        return _on_the_host(scope)
     cells = scope.ledger.below(DATA_LOADING)
     loading = sum(cell.time_ns for cell in cells)
     rest, named = scope.wall_ns - loading, named_cells(cells)
@@ -35,4 +37,18 @@ def judge(scope: Scope, _: Program) -> Claim | None:
         evidence=tuple(facts),
         traits=frozenset({"workers"} if has_workers else ()),
         confidence=confidence_of_owners(cells, named),
+    )
+
+
+def _on_the_host(scope: Scope) -> Claim:
+    """A program without GPU work: workers would need the processors that compute, so nothing is promised."""
+    (cell,) = scope.ledger.below(HOST_LOADING)
+    has_workers = any(_HAS_WORKERS.search(name) for name in cell.owner)
+    return Claim(
+        title="host",
+        values={"owner": " ← ".join(cell.owner)},
+        cells={HOST_LOADING: cell.time_ns},
+        evidence=(Fact(key="host", values={"time": cell.time_ns}),),
+        traits=frozenset({"workers"} if has_workers else {"host"}),
+        confidence="high",
     )

@@ -7,9 +7,11 @@ import numpy as np
 
 from llm_perf_opt.capture.intervals import Intervals, nest, union, without
 from llm_perf_opt.capture.timeline import HostEvents, Timeline, grouped
-from llm_perf_opt.diagnosis.gaps.gap_verdict import readable
+from llm_perf_opt.diagnosis.gaps.gap_owners import owner_of
+from llm_perf_opt.diagnosis.gaps.gap_verdict import Verdict, judge, readable
 
 SHOWN = 5
+LOADS: Verdict = "data_loading"
 # Frames of the interpreter itself are less informative than their caller.
 _BUILT_IN = "<built-in"
 
@@ -29,13 +31,17 @@ class OutsideRow:
 class HostAlone:
     """The thread with most time in operators, from the first event of its capture to the last.
 
-    `ranges` and `frames` are those with most time of their own outside of operators.
+    `loading_ns` is the time in which it reads and prepares data, with all operators in it, and `loading_owner` what it
+    is mostly in then, the innermost first. `operators_ns` is that of other operators; `ranges` and `frames` are those
+    with most time of their own outside of both.
     """
 
     span_ns: int
     operators_ns: int
     ranges: tuple[OutsideRow, ...]
     frames: tuple[OutsideRow, ...]
+    loading_ns: int = 0
+    loading_owner: tuple[str, ...] = ()
 
 
 def sum_host_alone(timelines: Sequence[Timeline]) -> HostAlone | None:
@@ -48,6 +54,8 @@ def sum_host_alone(timelines: Sequence[Timeline]) -> HostAlone | None:
         operators_ns=sum(part.operators_ns for part in parts),
         ranges=_together([row for part in parts for row in part.ranges]),
         frames=_together([row for part in parts for row in part.frames]),
+        loading_ns=sum(part.loading_ns for part in parts),
+        loading_owner=max(parts, key=lambda part: part.loading_ns).loading_owner,
     )
 
 
@@ -69,8 +77,10 @@ def _host_alone(timeline: Timeline) -> HostAlone:
     time_by_thread = np.bincount(operators.thread, weights=operators.end_ns - operators.start_ns)
     thread = int(np.argmax(time_by_thread))
     mine = operators.thread == thread
-    busy = union(operators.start_ns[mine], operators.end_ns[mine])
-    outside = without(Intervals(start=np.array([start_ns]), end=np.array([end_ns])), busy)
+    loading, owner = _loading(timeline, thread)
+    busy = without(union(operators.start_ns[mine], operators.end_ns[mine]), loading)
+    outside = without(Intervals(start=np.array([start_ns]), end=np.array([end_ns])), loading)
+    outside = without(outside, busy)
     built_in = [code for code, name in enumerate(timeline.names) if name.startswith(_BUILT_IN)]
     frames = timeline.frames
     told = np.flatnonzero((frames.thread == thread) & ~np.isin(frames.name, built_in))
@@ -80,7 +90,28 @@ def _host_alone(timeline: Timeline) -> HostAlone:
         operators_ns=busy.total,
         ranges=_rows(timeline.names, named.take(opened), outside),
         frames=_rows(timeline.names, frames.take(told), outside),
+        loading_ns=loading.total,
+        loading_owner=owner,
     )
+
+
+def _loading(timeline: Timeline, thread: int) -> tuple[Intervals, tuple[str, ...]]:
+    """When a thread reads and prepares data, by its ranges and frames, and what owns the longest of these times."""
+    loads = np.array([judge((name,)).verdict == LOADS for name in timeline.names], np.bool_)
+    frames, ranges = timeline.frames, timeline.ranges.as_events
+    found = [events.take((events.thread == thread) & loads[events.name]) for events in (frames, ranges)]
+    start_ns, end_ns = (
+        np.concatenate(columns) for columns in zip(*((e.start_ns, e.end_ns) for e in found), strict=True)
+    )
+    if not len(start_ns):
+        return Intervals(start=start_ns, end=end_ns), ()
+    longest = int(np.argmax(end_ns - start_ns))
+    begun, ended = int(start_ns[longest]), int(end_ns[longest])
+    inside = np.flatnonzero((frames.thread == thread) & (frames.start_ns >= begun) & (frames.end_ns <= ended))
+    code = int(np.concatenate([events.name for events in found])[longest])
+    owner = owner_of(timeline.names, frames, inside, begun, ended)
+    names = dict.fromkeys(name for name in (*owner.chain[:1], owner.user_code) if name is not None)
+    return union(start_ns, end_ns), tuple(names) or (readable(timeline.names[code]),)
 
 
 def _rows(names: Sequence[str], events: HostEvents, outside: Intervals) -> tuple[OutsideRow, ...]:

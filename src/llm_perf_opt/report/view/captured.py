@@ -126,9 +126,10 @@ def host_alone_split(found: CaptureAnalysis) -> TimeSplit | None:
         return None
     # A range has the time of its frames too: a frame with more lies outside of it.
     named = sorted((*host.ranges[:1], *host.frames[:1]), key=lambda row: -row.own_ns)[:1]
-    rest_ns = host.span_ns - host.operators_ns - sum(row.own_ns for row in named)
+    rest_ns = host.span_ns - host.operators_ns - host.loading_ns - sum(row.own_ns for row in named)
     parts = (
         ("operators", "work", host.operators_ns),
+        ("data loading", "idle", host.loading_ns),
         *((f"{row.name}, outside of operators", "idle", row.own_ns) for row in named),
         ("the rest outside of operators" if named else "outside of operators", "unexplained", rest_ns),
     )
