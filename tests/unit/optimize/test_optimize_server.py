@@ -417,10 +417,32 @@ def test_a_lossy_setting_keeps_a_share_of_the_tokens_and_says_how_many() -> None
     assert found.text.startswith("0 of 1 answers equal, 95.0 % of 20 tokens up to the first differences")
 
 
+def test_without_log_probabilities_the_user_may_set_a_share_of_equal_words() -> None:
+    """Nineteen words and another one after them: 95 %."""
+    long, flipped = ServedAnswer(text="a " * 20), ServedAnswer(text="a " * 19 + "z")
+    reference = ServedReference(answers=(long,), again=(long,))
+    kept = check_answers(reference, [flipped], is_lossy=False, min_top1=0.95)
+    assert (kept.verdict, kept.limits) == (
+        "within limits",
+        "equal words on ≥ 95 %: the server reports no log probabilities",
+    )
+    assert kept.text == "0 of 1 answers equal, 95.0 % of 20 words up to the first differences"
+    assert check_answers(reference, [flipped], is_lossy=False, min_top1=0.96).verdict == "different"
+    # A lossy option has to keep the usual share without it.
+    assert check_answers(reference, [flipped], is_lossy=True).limits == "equal words on ≥ 90 %"
+    assert check_answers(reference, [long], is_lossy=False).verdict == "equal"
+    # Other spaces between the same words are another text.
+    spaced = check_answers(reference, [ServedAnswer(text="a  " * 20)], is_lossy=False)
+    assert (spaced.verdict, spaced.top1) == ("different", 1.0)
+
+
 def test_without_log_probabilities_texts_decide_unless_the_start_differs_from_itself() -> None:
     one, two = ServedAnswer(text="a b"), ServedAnswer(text="a c")
     steady = check_answers(ServedReference(answers=(one,), again=(one,)), [two], is_lossy=False)
-    assert (steady.verdict, steady.limits) == ("different", "equal texts: the server reports no log probabilities")
+    assert (steady.verdict, steady.limits) == (
+        "different",
+        "equal texts, or a share of equal words that --min-top1 sets: the server reports no log probabilities",
+    )
     unsteady = check_answers(ServedReference(answers=(one,), again=(two,)), [two], is_lossy=False)
     assert unsteady.verdict == "not comparable"
     # Reported, but no token is common to compare them.

@@ -4,6 +4,9 @@ Tokens that are equal hold. Where they differ, the start's own log probabilities
 differ by rounding alone, so up to the first difference the probabilities must be nearly the same, and there the start
 must have found both tokens about as probable. A lossy setting has to keep a share of equal tokens; how far it is from
 the start is stated. A server that answers the same prompts differently by itself widens what counts as rounding.
+
+Without log probabilities rounding cannot be distinguished from a change: texts have to be equal, or to keep the share
+of equal words that the user sets.
 """
 
 import math
@@ -19,6 +22,7 @@ from llm_perf_opt.optimize.server.server_document import ServedCheck
 # trained models. HTTP does not give the logits themselves.
 USUAL_LOGITS = 4.0
 TOLERANCE = ROUNDING * EPSILON["bfloat16"] * USUAL_LOGITS
+SILENT = "the server reports no log probabilities"
 WITHIN = ("equal", "within rounding", "within limits")
 
 
@@ -54,14 +58,15 @@ class _Difference:
     equal: int
     compared: int
     is_equal: bool
+    in_words: bool
     changes: tuple[float, ...]
     flip_gap: float | None
 
 
 def check_answers(
-    reference: ServedReference, answers: Sequence[ServedAnswer], *, is_lossy: bool, min_top1: float = MIN_TOP1
+    reference: ServedReference, answers: Sequence[ServedAnswer], *, is_lossy: bool, min_top1: float | None = None
 ) -> ServedCheck:
-    """One verdict over all prompts, with the numbers behind it."""
+    """One verdict over all prompts, with the numbers behind it. `min_top1` is what the user set, if anything."""
     own = [_difference(a, b) for a, b in zip(reference.answers, reference.again, strict=True)]
     found = [_difference(a, b) for a, b in zip(reference.answers, answers, strict=True)]
     differing = sum(not one.is_equal for one in found)
@@ -73,7 +78,7 @@ def check_answers(
     verdict, limits = _verdict(own, found, mean, gap, top1, is_lossy=is_lossy, min_top1=min_top1)
     return ServedCheck(
         verdict=verdict,  # type: ignore[arg-type]
-        text=_text(len(found), differing, compared, top1, mean, gap),
+        text=_text(found, differing, top1, mean, gap),
         limits=limits,
         prompts=len(found),
         tokens=compared,
@@ -92,7 +97,7 @@ def _verdict(
     top1: float | None,
     *,
     is_lossy: bool,
-    min_top1: float,
+    min_top1: float | None,
 ) -> tuple[str, str]:
     tolerance = max(TOLERANCE, *(2 * change for one in own for change in one.changes), 0.0)
     near = mean is None or mean <= tolerance
@@ -105,23 +110,37 @@ def _verdict(
             return "equal", f"equal tokens, {said}"
         return ("within limits", "stated: lossy") if is_lossy else ("different", said)
     if is_lossy:
-        holds = top1 is None or top1 >= min_top1
-        return "within limits" if holds else "different", f"equal tokens on ≥ {100 * min_top1:g} %"
+        return _kept(top1, MIN_TOP1 if min_top1 is None else min_top1, _unit(found))
     if mean is not None and gap is not None and near and gap <= 2 * tolerance:
         return "within rounding", said
     if any(not one.is_equal for one in own):
         return "not comparable", "the baseline itself answers the same prompts differently"
     # Texts that differ from their first token on have none to compare.
-    reports = mean is not None or any(one.changes for one in own)
-    return "different", said if reports else "equal texts: the server reports no log probabilities"
+    if mean is not None or any(one.changes for one in own):
+        return "different", said
+    if min_top1 is not None:
+        verdict, share = _kept(top1, min_top1, _unit(found))
+        return verdict, f"{share}: {SILENT}"
+    return "different", f"equal texts, or a share of equal words that --min-top1 sets: {SILENT}"
+
+
+def _kept(top1: float | None, least: float, unit: str) -> tuple[str, str]:
+    """Whether the share of equal tokens, or words, is kept, and the limit in words."""
+    holds = top1 is None or top1 >= least
+    return "within limits" if holds else "different", f"equal {unit} on ≥ {100 * least:g} %"
+
+
+def _unit(found: Sequence[_Difference]) -> str:
+    return "words" if any(one.in_words for one in found) else "tokens"
 
 
 def _text(
-    prompts: int, differing: int, compared: int, top1: float | None, mean: float | None, gap: float | None
+    found: Sequence[_Difference], differing: int, top1: float | None, mean: float | None, gap: float | None
 ) -> str:
-    what = f"{prompts - differing} of {prompts} answers equal"
+    what = f"{len(found) - differing} of {len(found)} answers equal"
     if top1 is not None and differing:
-        what += f", {100 * top1:.1f} % of {compared} tokens up to the first differences"
+        compared = sum(one.compared for one in found)
+        what += f", {100 * top1:.1f} % of {compared} {_unit(found)} up to the first differences"
     if mean is not None:
         what += f", log probabilities changed by {mean:.2g} on average"
     if gap is not None and not math.isinf(gap):
@@ -131,18 +150,40 @@ def _text(
 
 def _difference(one: ServedAnswer, other: ServedAnswer) -> _Difference:
     if not one.tokens or not other.tokens:
-        same = one.text == other.text
-        return _Difference(equal=int(same), compared=1, is_equal=same, changes=(), flip_gap=None)
+        return _difference_in_words(one.text, other.text)
     changes: list[float] = []
     equal = 0
     for first, second in zip_longest(one.tokens, other.tokens):
         if first is None or second is None or first.text != second.text:
             gap = None if first is None or second is None else _gap(first, second)
-            return _Difference(equal=equal, compared=equal + 1, is_equal=False, changes=tuple(changes), flip_gap=gap)
+            return _Difference(
+                equal=equal,
+                compared=equal + 1,
+                is_equal=False,
+                in_words=False,
+                changes=tuple(changes),
+                flip_gap=gap,
+            )
         equal += 1
         if first.logprob is not None and second.logprob is not None:
             changes.append(abs(first.logprob - second.logprob))
-    return _Difference(equal=equal, compared=equal, is_equal=True, changes=tuple(changes), flip_gap=0.0)
+    return _Difference(equal=equal, compared=equal, is_equal=True, in_words=False, changes=tuple(changes), flip_gap=0.0)
+
+
+def _difference_in_words(one: str, other: str) -> _Difference:
+    """Texts alone: their words stand for tokens, which the server does not report."""
+    pairs = list(zip_longest(one.split(), other.split()))
+    equal = next((place for place, (first, second) in enumerate(pairs) if first != second), len(pairs))
+    is_equal = one == other
+    compared = max(1, equal if equal == len(pairs) else equal + 1)
+    return _Difference(
+        equal=compared if is_equal else equal,
+        compared=compared,
+        is_equal=is_equal,
+        in_words=True,
+        changes=(),
+        flip_gap=None,
+    )
 
 
 def _gap(start: ServedToken, other: ServedToken) -> float | None:

@@ -78,7 +78,7 @@ class ServerEvaluator:
     console: Console
     recorded: tuple[TraceSession, ...]
     gpus: tuple[int | str, ...]
-    min_top1: float
+    min_top1: float | None
     constraints: tuple[Condition, ...] = ()
     reference: ServedReference | None = None
     model: str | None = None

@@ -14,7 +14,6 @@ import msgspec
 from llm_perf_opt.comparison.gate import Condition
 from llm_perf_opt.config.arguments import written_by
 from llm_perf_opt.errors import EXIT_OK, ConfigError
-from llm_perf_opt.optimize.experiment_verdict import MIN_TOP1
 from llm_perf_opt.optimize.server.server_document import (
     SERVER_OBJECTIVES,
     SERVER_UNITS,
@@ -81,7 +80,7 @@ def optimize_server(
             console=console,
             recorded=recorded,
             gpus=tuple(gpu.index for gpu in host.gpus),
-            min_top1=MIN_TOP1 if args.min_top1 is None else args.min_top1,
+            min_top1=args.min_top1,
             constraints=tuple(constraints),
             reference=read_reference(folder) if resumes else None,
         )
