@@ -56,6 +56,9 @@ NONE_KEPT = (
 )
 UNSTEADY = "the baseline answers the same prompts differently from one start to the next: answers cannot be compared"
 STREAMS_KEPT = 500
+# The answers that are compared may take as long as the requests of a level, but a short level leaves them this time: a
+# server without batches makes them one after the other.
+ANSWERS_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +172,8 @@ class ServerEvaluator:
         """The answers against those of the start; of the start itself they become the reference."""
         turns = [warm.traffic.session(FIRST_CHECKED - number).turns[0] for number in range(PROMPTS)]
         load = self.config.load
-        ask = partial(ask_answers, server.target, warm.template, turns, most_s=load.duration_s + load.drain_s)
+        most_s = max(load.duration_s + load.drain_s, ANSWERS_S)
+        ask = partial(ask_answers, server.target, warm.template, turns, most_s=most_s)
         if self.reference is None:
             self.reference = ServedReference(answers=ask(), again=ask())
             write_reference(self.folder.parent, self.reference)
