@@ -53,8 +53,10 @@ if [ "${DRILL_DEVICE:-cuda}" = cpu ]; then
   all="pipeline.nsys.enable=true pipeline.energy.enable=true pipeline.memory.enable=true"
   # Three quick ones; with a GPU, all that need one.
   causes="hashing sorting sleep" drain_s=60
+  # Threads of a small operator wait for one another on cores that other programs use.
+  serve_env="+server.env.OMP_NUM_THREADS='1'"
 else
-  llama=llama3_1b moe=deepseek_v2_lite large=llama3_8b ocr=deepseek_ocr tiny="" causes="" drain_s=10 served=cuda serve_on=cuda:0
+  llama=llama3_1b moe=deepseek_v2_lite large=llama3_8b ocr=deepseek_ocr tiny="" causes="" drain_s=10 served=cuda serve_on=cuda:0 serve_env=""
   text="dataset.prompt_tokens=1024 infer.max_new_tokens=64 infer.ignore_eos=true"
   best="infer.cache=static infer.compile=reduce-overhead"
   long="dataset.prompt_tokens=8192 infer.cache=static infer.cuda_graph=true"
@@ -107,7 +109,7 @@ do_loop() { step loop 60 260 "$python" "$here/deploy_gpu.py" $tiny --only loop -
 do_serve() {
   step serve_model 60 60 "$python" "$here/served_model.py" "$out/served" --device $served
   step serve 60 150 llm-perf bench server=transformers "server.args=[$out/served,--device,$serve_on,--dtype,bfloat16,--continuous-batching]" \
-    load.concurrency=4,16 load.requests=48 load.duration_s=15 load.drain_s=10 load.output_tokens=32 dataset.prompt_tokens=256 \
+    $serve_env load.concurrency=4,16 load.requests=48 load.duration_s=15 load.drain_s=10 load.output_tokens=32 dataset.prompt_tokens=256 \
     capture.tool=nsys capture.duration_s=5 artifacts.runs_dir="$runs/serve"
   rm -rf "$out/served"
 }
@@ -120,7 +122,7 @@ do_causes() { step causes 60 500 "$python" "$here/causes/run.py" --device "${DRI
 do_slow() {
   step slow_model 60 90 "$python" "$here/served_model.py" "$out/slow_model" --device $served
   step slow 60 150 llm-perf bench server=transformers \
-    "server.args=[$out/slow_model,--device,$serve_on,--dtype,bfloat16,--continuous-batching]" load.concurrency=1,4,16 \
+    "server.args=[$out/slow_model,--device,$serve_on,--dtype,bfloat16,--continuous-batching]" $serve_env load.concurrency=1,4,16 \
     load.duration_s=12 load.drain_s=$drain_s load.output_tokens=32 dataset.prompt_tokens=256 capture.requests=slowest \
     artifacts.runs_dir="$runs/slow"
   step calibrate 5 30 llm-perf plan --calibrate-from "$runs/slow" --ttft-ms 2000 --tpot-ms 200 --rate 2/s --json
@@ -130,7 +132,7 @@ do_slow() {
 do_tune() {
   step tune_model 60 90 "$python" "$here/served_model.py" "$out/tune_model" --device $served
   step tune 300 505 llm-perf optimize server=transformers "server.args=[$out/tune_model,--device,$serve_on,--dtype,bfloat16]" \
-    load.concurrency=16 load.duration_s=6 load.output_tokens=32 dataset.prompt_tokens=256 --budget 480s --max-experiments 9 \
+    $serve_env load.concurrency=16 load.duration_s=6 load.output_tokens=32 dataset.prompt_tokens=256 --budget 480s --max-experiments 9 \
     -o "$runs/tune"
   rm -rf "$out/tune_model"
 }
