@@ -30,6 +30,7 @@ from llm_perf_opt.planning.deployments import Limits, batches, layouts, rate_per
 from llm_perf_opt.planning.plan_table import spread  # noqa: E402
 from llm_perf_opt.planning.planning_rows import predict_row  # noqa: E402
 from llm_perf_opt.planning.predict_request import Case, parse_request  # noqa: E402
+from llm_perf_opt.planning.predicted_rows import Row  # noqa: E402
 from llm_perf_opt.planning.subject import subjects  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "aiconfigurator_plans.json"
@@ -138,7 +139,7 @@ def compare(peer: Path, scenario: Scenario) -> dict[str, Any] | None:
 
     limits = Limits(ttft_ms=scenario.ttft_ms, tpot_ms=scenario.tpot_ms, is_median=True)
     rows = [row for layout in layouts(subject.model, scenario.gpus) for row in batches(evaluate, case(layout), limits)]
-    ours = max((row for row in rows if limits.allow(row)), key=rate_per_device, default=None)
+    ours = max((row for row in rows if limits.allow(row)), key=device_rate, default=None)
     layout = _their_layout(theirs)
     in_flight = int(theirs["concurrency"])
     same = evaluate(_with(case(layout), in_flight))
@@ -158,8 +159,8 @@ def compare(peer: Path, scenario: Scenario) -> dict[str, Any] | None:
             "layout": spread(layout),
             "ttft_ms": round(same.forecast.ttft_ms),
             "tpot_ms": round(same.forecast.tpot_ms, 1),
-            "rate_per_device": round(rate_per_device(same)),
-            "ratio": round(rate_per_device(same) / float(theirs["tokens/s/gpu"]), 2),
+            "rate_per_device": round(device_rate(same)),
+            "ratio": round(device_rate(same) / float(theirs["tokens/s/gpu"]), 2),
         },
         "ours": None
         if ours is None
@@ -168,9 +169,14 @@ def compare(peer: Path, scenario: Scenario) -> dict[str, Any] | None:
             "in_flight": ours.case.in_flight,
             "ttft_ms": round(ours.forecast.ttft_ms),
             "tpot_ms": round(ours.forecast.tpot_ms, 1),
-            "rate_per_device": round(rate_per_device(ours)),
+            "rate_per_device": round(device_rate(ours)),
         },
     }
+
+
+def device_rate(row: Row) -> float:
+    """Output tokens per second of one device; 0 without an estimate."""
+    return 0.0 if row.forecast is None else rate_per_device(row.forecast, row.case.layout)
 
 
 def _their_layout(row: dict[str, str]) -> Layout:

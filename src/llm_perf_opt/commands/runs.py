@@ -114,7 +114,7 @@ def _chosen(folder: RunFolder, args: argparse.Namespace) -> int:
     columns = [name.strip() for name in (args.columns or "").split(",") if name.strip()]
     asked = {"--where": [one.key for one in filters], "--sort": [args.sort] if args.sort else [], "--columns": columns}
     _require_known(asked, [*listed.runs.values()])
-    require_numbers(filters, [*listed.runs.values()])
+    require_numbers(filters, [*listed.runs.values()], TREND)
     runs = [run for run in listed.runs.values() if all(one.keeps(run) for one in filters)]
     runs = sorted_runs(runs, args.sort, reverse=args.reverse) if args.sort else runs
     chosen = [name for name in columns if name not in FIXED] if columns else _known_trend(runs)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,12 +91,17 @@ def parse_filter(text: str) -> Filter:
     return Filter(key=match["key"], sign=match["sign"], value=match["value"].strip())
 
 
-def require_numbers(filters: Sequence[Filter], runs: Sequence[IndexedRun]) -> None:
-    """A number that is compared with a word keeps nothing, which looks like an answer."""
+def require_numbers(filters: Sequence[Filter], runs: Sequence[IndexedRun], numbers: Collection[str] = ()) -> None:
+    """A number that is compared with a word keeps nothing, which looks like an answer.
+
+    `numbers`: names that are numbers, whether a run has them or not.
+    """
     problems = [
         f"--where: {one.key} is a number (got {one.key}{one.sign}{one.value}), allowed: such as '{one.key}<20'"
         for one in filters
-        if one.value and _finite(one.value) is None and any(isinstance(run.value(one.key), float) for run in runs)
+        if one.value
+        and _finite(one.value) is None
+        and (one.key in numbers or any(isinstance(run.value(one.key), float) for run in runs))
     ]
     if problems:
         raise ConfigError(problems)

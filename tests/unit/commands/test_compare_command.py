@@ -211,6 +211,8 @@ def test_a_program_and_a_model_run_are_refused_in_one_line(tmp_path: Path, capsy
     load, trace = vllm_result(tmp_path / "a.json", rate=5.0, tpot_ms=10.0), DATA / "h200" / "llama.trace.json.gz"
     assert main(["compare", str(load), str(trace)]) == 2
     assert f"error: compare: {load} is a load on a server, {trace} is a capture: " in capsys.readouterr().err
+    assert main(["compare", str(program), str(trace)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: compare: {program} recorded no capture to compare with one: ")
 
 
 def vllm_result(path: Path, *, rate: float, tpot_ms: float, completed: int = 400) -> Path:

@@ -77,6 +77,14 @@ def test_no_regression_says_which_change_is_excluded_and_gives_no_point_a_probab
     assert {point.probability for point in document.points} == {None}
 
 
+def test_no_answer_is_given_as_certain() -> None:
+    search, _ = searched(1, change=0.5, noise=0.01, commits=4)
+    names = tuple((f"c{number}", "") for number in range(5))
+    document = bisect_document(search, kind="commits", metric="wall_ms", command=(), names=names, neighbours=None)
+    assert search.answer is not None and (search.answer.probability or 0) > 0.999
+    assert " made it worse with a probability of more than 99.9 %: wall_ms " in document.sentence
+
+
 def test_commits_that_do_not_run_are_skipped_and_reported_together() -> None:
     for seed in range(5):
         search, culprit = searched(seed, change=0.3, noise=0.02, broken=range(10, 20), commits=24)

@@ -126,6 +126,9 @@ def test_a_number_is_compared_with_a_number(runs_dir: Path, capsys: pytest.Captu
     assert capsys.readouterr().err == (
         "error: --where: tpot_ms is a number (got tpot_ms=lt20), allowed: such as 'tpot_ms<20'\n"
     )
+    # A number that no run happens to have is one as well.
+    assert main(["runs", str(runs_dir), "--where", "wall_ms=lt20"]) == 2
+    assert "wall_ms is a number" in capsys.readouterr().err
 
 
 def bench_run(folder: Path, **server: Any) -> Path:

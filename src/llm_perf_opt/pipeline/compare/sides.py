@@ -119,6 +119,11 @@ def matched_sides(base: ReadSide, candidate: ReadSide, *, force: bool = False) -
             f"compare: {base.input.name} is {sorts[0]}, {candidate.input.name} is {sorts[1]}: they did different work; "
             "give two of one kind"
         )
+    bare = [side for side in sides if side.manifest is not None and side.input.capture is None and not side.captures]
+    if CAPTURE in sorts and bare and not force:
+        raise ConfigError(
+            f"compare: {bare[0].input.name} recorded no capture to compare with one: give two captures or two runs"
+        )
     if all(side.levels for side in sides):
         return _of_level(*sides)
     if any(side.manifest is None for side in sides):
