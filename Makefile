@@ -52,7 +52,7 @@ $(RAY_STAMP): pyproject.toml constraints.txt
 test-cluster: $(STAMP) $(RAY_STAMP)
 	LLM_PERF_TEST_RAY=$(abspath $(VENV)-ray/bin/python) $(BIN)/python -m pytest -m cluster tests/system/test_cluster.py $(PYTEST_ARGS)
 
-# The verdicts of all captures at hand against the table that is agreed; `VERDICTS=--write` agrees on what is reported now.
+# Compare the verdicts of all available captures with the agreed table; `VERDICTS=--write` updates the table.
 verdicts: $(STAMP)
 	$(BIN)/python -m tests.support.verdicts $(VERDICTS)
 

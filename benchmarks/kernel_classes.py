@@ -37,7 +37,7 @@ NOT_A_MODEL = ("openmp_no_ranges", "triangular_ca_2023", "nsightful_power_iterat
 
 
 def captures() -> list[Path]:
-    """The captures at hand."""
+    """The available captures."""
     folders = [DATA / "h200"]
     shared = shared_fixtures()
     if shared is not None:

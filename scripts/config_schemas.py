@@ -35,7 +35,7 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 ADAPTERS = ("llm_perf_opt.workload.models.causal_lm:ADAPTER", "llm_perf_opt.plugins.deepseek_ocr:ADAPTER")
 MEANINGS = {"config": ("configuration.md",), "bench": ("serving.md", "configuration.md")}
 _ROW = re.compile(r"^\| `([\w.]+)` \| (.*?) \| (.*?) \|$", re.M)
-# A value may be taken from another key or from the environment, whatever its type.
+# A value may be taken from another key or from the environment, regardless of its type.
 _REFERENCE = {"type": "string", "pattern": r"\$\{"}
 
 

@@ -136,7 +136,7 @@ def test_the_call_of_document_000_builds_an_nsys_command() -> None:
 
 
 def test_the_call_of_document_000_without_gating_applies_no_gate() -> None:
-    """000:194-201: `nvtx_capture="none"` is passed when `gating_nvtx` is false, whatever `capture_range` is."""
+    """000:194-201: `nvtx_capture="none"` is passed when `gating_nvtx` is false, regardless of `capture_range`."""
     argv = build_nsys_cmd(
         Path("/run/nsys/run"),
         ["work"],

@@ -61,7 +61,7 @@ def damaged(draw: st.DrawFn, original: bytes) -> bytes:
     return bytes(data)
 
 
-# What a column may hold in a file that was joined, edited or cut, whatever its type is.
+# What a column may hold in a file that was joined, edited or cut, regardless of its type.
 VALUES = st.one_of(
     st.none(),
     st.sampled_from(("", "nan", "1e999", "-1", "0x10", b"", b"\x00\xff", 1.5, -1.0, float("inf"), 2**63 - 1, -(2**63))),

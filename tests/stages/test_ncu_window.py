@@ -168,7 +168,7 @@ def test_few_launches_in_a_row_are_profiled_in_place_of_names(capture: Path, tmp
     assert sum(times[n] for n in held) >= 0.85 * sum(times[n] for n in set(launched))
     assert f"ncu: profiled: the {count} consecutive launches that hold them" in run.said
     assert output.metrics["ncu_plan_launches"].value == count <= 64
-    # The stand-in reports the same few kernels whatever it is queried, which is less than is at that place.
+    # The stand-in reports the same few kernels for every query, which is less than is at that place.
     assert any(line.endswith("not found at their position; second capture by name") for line in run.said)
     assert "--kernel-id" in second and "--launch-skip" not in second
     assert "pipeline.direct_inference.stop_after_tokens=8" in second
@@ -255,7 +255,7 @@ def test_more_launches_of_each_kernel_are_asked_for_by_name(capture: Path, tmp_p
 @pytest.mark.long
 @pytest.mark.slow
 def test_kernels_missed_by_name_are_looked_for_by_place(capture: Path, tmp_path: Path) -> None:
-    # ncu meets one kernel by name; a window of launches holds whatever is in it.
+    # ncu meets one kernel by name; a window of launches contains all of them.
     run = _run(capture, tmp_path, "nvjet_sm90_tst_64x8_64x16_2x1_v_bz_TNT")
     output = run.stage(max_kernels=6)
     first, second = captures(run)

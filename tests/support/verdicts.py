@@ -1,7 +1,7 @@
-"""The table of verdicts: for every capture at hand its scope, its first two causes, their share and promise.
+"""The table of verdicts: for every available capture its scope, its first two causes, their share and promise.
 
 `python -m tests.support.verdicts` prints what differs from tests/data/verdicts.tsv, `--write` replaces the rows of the
-captures at hand. Captures other projects published are not part of this repository; their rows are checked where
+available captures. Captures other projects published are not part of this repository; their rows are checked where
 they are.
 """
 
@@ -26,7 +26,7 @@ FOLDERS = ("wild", "wild3", "planted", "h200")
 
 
 def captures() -> Iterator[tuple[str, Path]]:
-    """Every capture at hand, by the name it has in the table."""
+    """Every available capture, by the name it has in the table."""
     for path in sorted(OWN.iterdir()):
         yield f"tests/{path.name}", path
     shared = shared_fixtures()

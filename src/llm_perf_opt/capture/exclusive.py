@@ -60,7 +60,7 @@ def owned_ns(start: Ints, end: Ints, *, beside: Intervals | None = None) -> Ints
     """What each interval covers that none before it does, nor the set `beside`.
 
     The owner of an instant is the first interval, by start, that covers it. So one interval owns what follows the
-    latest end of all before it. Of those that start together the shortest comes first, whatever their order is.
+    latest end of all before it. Of those that start together the shortest comes first, regardless of their order.
     """
     if not len(start):
         return np.zeros(0, np.int64)

@@ -304,7 +304,7 @@ def _belongs_together(timeline: Timeline, order: Ints | slice, lane: Ints, first
 
 
 def _launched_in(timeline: Timeline, names: frozenset[str], call: Ints) -> Flags:
-    """Whether the calls lie inside operators of these names, at whatever depth."""
+    """Whether the calls lie inside operators of these names, at any depth."""
     operators, calls = timeline.operators, timeline.calls
     inside = np.zeros(len(call), np.bool_)
     codes = [code for code, name in enumerate(timeline.names) if name in names]

@@ -224,7 +224,7 @@ def _sums_before(column: Ints) -> Ints:
     return out
 
 
-# Pairs of range and kernel inspected in one go: bounds the memory, whatever the capture's length.
+# Pairs of range and kernel inspected in one go: bounds the memory, regardless of the capture's length.
 BATCH_PAIRS = 250_000
 
 

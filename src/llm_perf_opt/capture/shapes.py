@@ -26,7 +26,7 @@ KERNELS_NAMED = 3
 # Good kernels of large products reach two thirds of the data sheet: what is under this share of it is far from it.
 FAR_PCT = 50.0
 # The smallest tile libraries still give to matrix units, and the side from which on a product is a matrix: one with
-# fewer rows reads its weights for too little work, whatever its kernel is.
+# fewer rows reads its weights for too little work, regardless of its kernel.
 TILE, SKINNY = 64, 32
 # The part of the data-sheet peak that the best attention kernels reach (published for FlashAttention 2 on A100 and 3 on
 # H100: 72 and 75 %).

@@ -144,7 +144,7 @@ def _groups(stream: Ints) -> Iterator[tuple[int, Ints]]:
 
 
 def _serial(source: int, timeline: Timeline, compute: Activities) -> SerialStreams | None:
-    """Streams with much work of their own that hardly overlap, and what of it could have begun earlier.
+    """Streams with much work of their own that hardly overlap, and the part that could have begun earlier.
 
     Communication waits for others by nature, and the nodes of a graph run in the order the graph says.
     """

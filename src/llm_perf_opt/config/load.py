@@ -55,7 +55,7 @@ def plain_values(raw: dict[str, Any], user_dir: Path) -> dict[str, Any]:
 
 
 def _write_numbers_as_words(section: Any, key: str) -> None:
-    """`[python,serve.py,--port,8000]` is a list of words, whatever YAML makes of its last one."""
+    """`[python,serve.py,--port,8000]` is a list of words, regardless of how YAML reads its last one."""
     words = section.get(key) if isinstance(section, dict) else None
     if isinstance(words, list):
         section[key] = [str(word) if type(word) is int else word for word in words]

@@ -209,7 +209,7 @@ class RunFacts:
     host: HostFacts | None = None
 
     def already(self, phase: str | None) -> frozenset[str]:
-        """What the run does already in a phase, in the words of `Suggestion.done`; ours compiles decode steps alone."""
+        """What the run does already in a phase, in the terms of `Suggestion.done`; ours compiles decode steps alone."""
         run = self.deployment
         done = {COMPILED} if self.is_compiled and run is None else set()
         if run is not None and phase == DECODE:

@@ -35,7 +35,7 @@ TELLING = 10.0
 def look_share(pairs: int, *, is_last: bool) -> float:
     """The part of the error probability that the interim analysis after this many pairs may spend.
 
-    Where time is up, whatever the passes say, it is the last one and may take all that earlier ones left.
+    Where time is up, it is the last one regardless of the passes, and may take all that earlier ones left.
     """
     shares = dict(zip(PAIR_LOOKS, shared_among(PAIR_LOOKS), strict=True))
     earlier = sum(share for look, share in shares.items() if look < pairs)

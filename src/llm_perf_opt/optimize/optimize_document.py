@@ -17,7 +17,7 @@ UNITS: dict[str, str] = {
 }
 HIGHER_IS_BETTER = ("tokens_per_s",)
 
-# helped: faster, outputs hold, limits kept. wrong: outputs do not hold, whatever it gained.
+# helped: faster, outputs hold, limits kept. wrong: outputs differ, regardless of its gain.
 ExperimentStatus = Literal["helped", "no gain", "slower", "wrong", "over a limit", "failed", "not tried"]
 Held = Literal["held", "exceeded", "exceeded within the noise"]
 OutputVerdict = Literal["equal", "within rounding", "within limits", "different", "not checked"]

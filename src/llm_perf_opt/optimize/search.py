@@ -57,7 +57,7 @@ class ExperimentSearch:
         if self.most is not None and len(self.tried) >= self.most:
             return None
         while True:
-            # Whatever is passed over may be worth it alongside others, so look again each time.
+            # What is passed over may be worth it alongside others, so look again each time.
             candidate = self._upcoming()
             if candidate is None:
                 return None

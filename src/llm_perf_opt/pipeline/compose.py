@@ -218,7 +218,7 @@ def _choices_of(override: str) -> list[str]:
 
 
 def _grammar_problem(override: str) -> str | None:
-    """What is wrong with an override on its own, whatever it is for."""
+    """What is wrong with an override on its own, regardless of its key."""
     key, sign, value = split_override(override)
     if (not sign and not override.startswith("~")) or not key.strip():
         return f"{override[:LONGEST_SHOWN]}: not an override, allowed: key=value"

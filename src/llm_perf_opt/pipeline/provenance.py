@@ -123,7 +123,7 @@ def as_written(value: Any, texts: Mapping[str, str], key: str = "") -> Any:
 
 
 def _overlay(written: Any, in_force: Any) -> Any:
-    """The keys as written with the values in force, in the words of YAML."""
+    """The keys as written with the values in force, as YAML."""
     if isinstance(written, Mapping) and isinstance(in_force, Mapping):
         return {key: _overlay(value, in_force[key]) if key in in_force else value for key, value in written.items()}
     if isinstance(in_force, Mapping) and written is None:

@@ -367,7 +367,7 @@ def claim_chosen(wanted: Path) -> Path:
 
 
 def refuse_foreign(run_dir: Path) -> None:
-    """Not into a directory of the user's own: a run writes config.yaml, report.md and more, whatever lies there.
+    """Not into a directory of the user's own: a run writes config.yaml, report.md and more.
 
     What a run leaves behind that had no manifest yet is not a preflight issue: a plan, a log, or all a killed one
     wrote.

@@ -46,7 +46,7 @@ def find_plans(request: Request, plan: Search) -> PlanResult:
 
 
 def _answer(subject: Subject, request: Request, plan: Search) -> PlanResult:
-    """Every device, format and layout, at the requests in flight that keep the limits."""
+    """Every device, format and layout, at the requests in flight that meet the limits."""
     model = subject.model
     if isinstance(model, MetaModel):
         raise ConfigError(f"{subject.label}: {model.reason}, so nothing can be planned; see llm-perf predict")

@@ -66,7 +66,7 @@ class CalibratedLevel:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedAnswer:
-    """The most load on one server that keeps the limits, and how many servers the demand needs."""
+    """The most load on one server that meets the limits, and how many servers the demand needs."""
 
     in_flight: float
     requests_per_s: float | None
@@ -78,7 +78,7 @@ class CalibratedAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedDocument:
-    """What `llm-perf plan --calibrate-from --json` prints. `answer` is None where nothing measured keeps the limits.
+    """What `llm-perf plan --calibrate-from --json` prints. `answer` is None where nothing measured meets the limits.
 
     `steady` says whether the levels describe the server well enough to plan with.
     """
@@ -175,7 +175,7 @@ def length_problems(server: MeasuredServer, *, prompt: int | None, output: int |
 
 
 def most_in_flight(pace: MeasuredPace, limits: Limits) -> tuple[int, LoadTimes] | None:
-    """The most requests in flight, of those measured, that keep the limits."""
+    """The most requests in flight, of those measured, that meet the limits."""
     best = None
     for sequences in range(pace.least, pace.most + 1):
         times = pace.closed_times(sequences)
@@ -185,7 +185,7 @@ def most_in_flight(pace: MeasuredPace, limits: Limits) -> tuple[int, LoadTimes] 
 
 
 def most_arrivals(pace: MeasuredPace, limits: Limits, burstiness: float) -> tuple[float, LoadTimes] | None:
-    """The most arrivals per second on one server that keep the limits with no more in flight than were measured."""
+    """The most arrivals per second on one server that meet the limits with no more in flight than were measured."""
 
     def kept(per_s: float) -> tuple[float, LoadTimes] | None:
         times = open_load(pace, per_s / 1e3, output=pace.output, places=pace.most, burstiness=burstiness)

@@ -1,6 +1,6 @@
 """What meets the limits and what is cheapest of it: layouts, requests in flight, and replicas for a demand.
 
-For each layout the most requests in flight (or arrivals) that keep the limits are found by bisection; a demand divided
+For each layout the most requests in flight (or arrivals) that meet the limits are found by bisection; a demand divided
 by that is the number of replicas. `Evaluate` is the prediction of one case, so nothing here composes or reads files.
 """
 
@@ -71,7 +71,7 @@ def layouts(model: Model, most: int) -> list[Layout]:
 
 
 def batches(evaluate: Evaluate, case: Case, limits: Limits) -> Iterator[Row]:
-    """Requests in flight in powers of two until they do not fit, and between those the most that keep the limits."""
+    """Requests in flight in powers of two until they do not fit, and between those the most that meet the limits."""
 
     def at(batch: int) -> Row:
         return evaluate(replace(case, batch=batch, concurrency=batch * case.layout.dp))
@@ -133,7 +133,7 @@ def serve(evaluate: Evaluate, rows: Sequence[Row], limits: Limits, demand: Deman
 
 
 def highest_kept(kept: Callable[[float], Found | None], highest: float) -> Found | None:
-    """What `kept` gives for the most arrivals per second that keep the limits; it gives None for more."""
+    """What `kept` gives for the most arrivals per second that meet the limits; it gives None for more."""
     low, high, best = 0.0, highest, None
     while high - low > CLOSE * high and high > LEAST_PER_S:
         middle = (low + high) / 2

@@ -68,7 +68,7 @@ def best_pools(
 
 
 def _decoder(place: PoolOption, load: Load, limits: Limits) -> tuple[PoolOption, int, float] | None:
-    """The most sequences whose step keeps the limit per token."""
+    """The most sequences whose step meets the limit per token."""
     low, high = 0, place.places + 1
     step = 0.0
     while high - low > 1:

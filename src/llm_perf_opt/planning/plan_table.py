@@ -1,4 +1,4 @@
-"""What `llm-perf plan` prints: the cheapest of each device, what nothing else beats, and how to start the cheapest."""
+"""What `llm-perf plan` prints: the cheapest of each device, the Pareto front, and how to start the cheapest."""
 
 import math
 from collections.abc import Sequence

@@ -223,7 +223,7 @@ def _names(key: str, given: Mapping[str, str], folder: Path, problems: list[str]
 
 
 def nearest_names(wanted: str, names: Sequence[str]) -> list[str]:
-    """Those that begin as it does, whatever the case; else the one that resembles it most."""
+    """Those that begin as it does, ignoring case; else the one that resembles it most."""
     plain = wanted.lower().replace("-", "_").replace(" ", "_")
     begin = [name for name in names if name.startswith(plain)]
     return begin or difflib.get_close_matches(plain, names, n=1, cutoff=0.4)

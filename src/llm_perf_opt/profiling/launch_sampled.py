@@ -4,7 +4,7 @@ behind SAMPLER…            the sampler starts the program, so it may read its 
 attach SAMPLER… -- PROGRAM…  starts the program, and the sampler on its process once that runs Python
 alone PROGRAM…             starts the program, which samples itself
 
-A sampler exits with 0 whatever its program does. So `behind` looks at the program from outside, in /proc: a process
+A sampler exits with 0 even if its program fails. So `behind` looks at the program from outside, in /proc: a process
 between the two would be sampled first, and the program's first tenths of a second would be missed. It needs the
 standard library alone.
 """

@@ -124,7 +124,7 @@ def first_look(looks: Mapping[int, ProcessLook], process: int) -> ProcessLook | 
 
 
 def stacks_of(look: ProcessLook, *, rate_hz: int) -> tuple[Stack, ...]:
-    """Its stacks as those of a sampler: a stack's time in samples of a rate, whatever the distance of its looks."""
+    """Its stacks as those of a sampler: a stack's time in samples of a fixed rate."""
     return tuple(
         Stack(
             processes=(look.pid,),

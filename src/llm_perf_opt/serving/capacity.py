@@ -233,7 +233,7 @@ def ratios_of(run: LoadRun, slo: SloSection) -> tuple[float, ...]:
 def over_saturation(run: LoadRun, slo: SloSection, *, planned: int) -> str | None:
     """Why a level of `requests` requests is decided before its end, or None.
 
-    Enough requests have exceeded a limit that the level's ratio will be above `NEAR` whatever the rest does:
+    Enough requests have exceeded a limit that the level's ratio will be above `NEAR` regardless of the rest:
     then it only matters that it missed the SLO, not by how much.
     """
     settled = int(SETTLING * planned)

@@ -78,7 +78,7 @@ def run_level(
     on_tick: Callable[[float, int], None] = lambda elapsed_s, done: None,
     is_decided: Callable[[LoadRun], str | None] = lambda run: None,
 ) -> LoadRun:
-    """Drive one level to its end; bounded by count and time whatever the server does.
+    """Drive one level to its end; bounded by count and time regardless of the server.
 
     `is_decided` is called once a second; where it gives a reason the level ends there.
     """

@@ -1,4 +1,4 @@
-"""When requests are sent in an open loop: moments from a seed, whatever the server does."""
+"""When requests are sent in an open loop: moments from a seed, independent of the server."""
 
 import math
 import random

@@ -137,7 +137,7 @@ class LoadSection:
     def problems(self) -> tuple[Problem, ...]:
         found = []
         if self.rate is not None and self.concurrency is not None:
-            text = "load.rate sends at a rate, whatever is under way, allowed: one of the two, or load.max_concurrency"
+            text = "load.rate ignores requests in flight, allowed: one of the two, or load.max_concurrency"
             found.append(Problem(key="load.concurrency", text=text))
         if self.concurrency is not None and self.max_concurrency is not None:
             text = "limits the requests under way at a rate, allowed: load.rate with it, or load.concurrency alone"

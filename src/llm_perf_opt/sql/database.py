@@ -137,7 +137,7 @@ def connect_locked(limits: SqlLimits = DEFAULT_LIMITS) -> "duckdb.DuckDBPyConnec
         "threads": max(1, min(limits.threads, usable_cores())),
         "python_enable_replacements": "false",
         "python_scan_all_frames": "false",
-        # Columns of Python texts are texts, whatever their first values look like.
+        # Columns of Python texts are texts, regardless of their first values.
         "pandas_analyze_sample": 0,
         "lock_configuration": "true",
     }

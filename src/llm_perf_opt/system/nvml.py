@@ -42,7 +42,7 @@ REASONS = {
 
 @dataclass(kw_only=True)
 class GpuSamples:
-    """What was sampled of one GPU; `reason` says why there is nothing, or what of it is missing."""
+    """What was sampled of one GPU; `reason` says why there is nothing, or which part is missing."""
 
     device: str = ""
     max_sm_clock_mhz: float | None = None

@@ -2,7 +2,7 @@
 
 Every command gets stdin from /dev/null, its output in a log file, a `cmd.txt` to repeat it by hand, an allow-listed
 environment and a timeout after which its whole tree is ended, including descendants that moved to a session of their
-own (the agent of nsys does). None of it outlives us, whatever ends us. What is written about a command, and the log it
+own (the agent of nsys does). None of it outlives us, however we end. What is written about a command, and the log it
 leaves, holds no secrets, and of a very long log only its two ends stay; the command itself gets the real values.
 """
 

@@ -2,7 +2,7 @@
 
 Run as its own script: `python -I -S supervise.py STATUS_FD PARENT_PID [--clean VALUES_FD LOG] [--remove PATH ...]
 -- ARGV ...`. It starts the command, reaps what the command orphans, and ends as the command ended. When our process
-dies, whatever killed it, the kernel notifies this one, which ends the whole tree, takes the secrets out of the log and
+dies, even by SIGKILL, the kernel notifies this one, which ends the whole tree, takes the secrets out of the log and
 removes the folders it was given. It imports nothing of ours and little of Python before that, because it is started for
 every command.
 """

@@ -246,7 +246,7 @@ class Generator:
         self._clock = clock
         self._ranges = ranges
         self._stop_ids = frozenset[int]() if ignore_eos else model.eos_token_ids
-        # The sequences of the batch at hand that have had their last token.
+        # The sequences of the current batch that have had their last token.
         self._ended: set[int] = set()
 
     def generate(self, inputs: Any, picker: Picker, max_new_tokens: int) -> Generation:

@@ -107,7 +107,7 @@ class Session:
         return Generator(self.model, clock=self.clock, ranges=ranges or self.ranges, ignore_eos=ignore)
 
     def picker(self, sample: Sample, inputs: Any) -> Picker:
-        """A picker for one sample: the same tokens whatever ran before it, or alongside it in a batch."""
+        """A picker for one sample: the same tokens regardless of what ran before it, or alongside it in a batch."""
         if sample.batch:
             return BatchPicker([self._picker(member, None) for member in sample.batch])
         return self._picker(sample, inputs)

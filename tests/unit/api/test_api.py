@@ -142,7 +142,7 @@ def test_a_run_answers_from_the_captures_in_it(tmp_path: Path) -> None:
     found = perf.load_run(write_run(run, *files.values()))
     assert [Path(path).name for path in set(found.kernels["capture"])] == ["capture.sqlite"]
     assert [Path(path).name for path in set(found.operators["capture"])] == ["trace.json.gz"]
-    # A file outside the run is not read, whatever the manifest says.
+    # A file outside the run is not read, regardless of the manifest.
     outside = nsys_capture(tmp_path)
     record = StageRecord(name="nsys", status="ok", files=(StageFile(role="nsys_sqlite", path=outside),))
     strange = perf.load_run(write_run(tmp_path / "strange", record))

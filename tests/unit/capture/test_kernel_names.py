@@ -1,4 +1,4 @@
-"""A kernel's identity, short name and class, whatever wrote its name: C++ demangled or not, Triton, XLA, ROCm."""
+"""A kernel's identity, short name and class, for every producer of names: C++ demangled or not, Triton, XLA, ROCm."""
 
 import csv
 

@@ -1,4 +1,4 @@
-"""Integers from the pages of a SQLite file: the same rows as SQLite's own, whatever the table looks like."""
+"""Integers from the pages of a SQLite file: the same rows as SQLite's own, for every kind of table."""
 
 import random
 import sqlite3

@@ -73,7 +73,7 @@ def test_gaps_too_long_for_a_launch_are_host_work() -> None:
     found = found_in(facts(phase(wall=ms(15.0), gpu=gpu(2.0, wall=23.0, idle=split, count=694))))
     assert "launch_bound" not in found
     assert found["host_work"].saves_ms == pytest.approx(13.0 * 14 / 21)
-    # What of it must remain is not known: no factor.
+    # The part that must remain is not known: no factor.
     assert found["host_work"].max_gain is None
 
 

@@ -1,4 +1,4 @@
-"""Verdicts on captures other projects published; skipped where they are not at hand."""
+"""Verdicts on captures other projects published; skipped where they are not available."""
 
 import gzip
 import lzma

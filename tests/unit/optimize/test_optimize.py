@@ -98,7 +98,7 @@ def test_a_launch_bound_step_is_planned_with_what_could_save_it() -> None:
     assert bounds["reduce_overhead"] == pytest.approx(10 / 0.6)
     # The graph saves the launches alone: 8 of 10 ms.
     assert bounds["cuda_graph"] == pytest.approx(5.0)
-    # What costs least to try comes first, whatever the others promise.
+    # What costs least to try comes first, regardless of what the others promise.
     names = ["joined_projections", "cuda_graph", "compile", "reduce_overhead", "max_autotune"]
     assert [c.name for c in plan.candidates] == names
     why = {refused.remedy.id: refused.why for refused in plan.refused}

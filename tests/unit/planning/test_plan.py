@@ -1,4 +1,4 @@
-"""`llm-perf plan`: what meets limits, what is cheapest of it, and what nothing else beats."""
+"""`llm-perf plan`: what meets limits, the cheapest of it, and the Pareto front."""
 
 import csv
 import json

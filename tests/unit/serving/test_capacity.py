@@ -1,4 +1,4 @@
-"""The capacity of a simulated server: found within 5 % in at most eight levels, whatever the seed."""
+"""The capacity of a simulated server: found within 5 % in at most eight levels, for every seed."""
 
 from dataclasses import replace
 
@@ -114,7 +114,7 @@ def test_a_client_that_was_late_once_does_not_end_the_search() -> None:
     late = replace(fine, number=1, load=128, ratios=(9.0,) * 50, is_valid=False)
     search.trials += [fine, late]
     assert search.next() == LoadLevel(concurrency=128, repeat=2)
-    # What the late measurement says of the SLO is forgotten where another is at hand.
+    # What the late measurement says of the SLO is dropped where another is available.
     search.trials.append(replace(late, number=2, ratios=(0.2,) * 50, is_valid=True))
     assert search.bracket == (search.trials[2], None)
     assert search.next() == LoadLevel(concurrency=512)

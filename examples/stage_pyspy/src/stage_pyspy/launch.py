@@ -1,6 +1,6 @@
 """Runs a program and writes down how it ended: `python launch.py FILE PROGRAM …`.
 
-py-spy exits with 0 whatever the program it runs does, so this is between the two.
+py-spy exits with 0 regardless of the exit code of the program it runs, so this is between the two.
 """
 
 import subprocess

@@ -33,7 +33,7 @@ def read_stacks(text: str) -> Sampled:
     root, own = Frame(name="all"), Counter[str]()
     for line in text.splitlines():
         stack, _, count = line.rpartition(" ")
-        # With --subprocesses the command lines of the processes are in front, whatever is in them.
+        # With --subprocesses the command lines of the processes are in front, regardless of their contents.
         names = [name for name in re.sub(r'^process \d+:".*";', "", stack).split(";") if name]
         if not names or not count.isdigit():
             continue

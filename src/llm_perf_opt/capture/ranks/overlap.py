@@ -1,4 +1,4 @@
-"""How each rank's time splits into computation, communication, copies and idle time, and what of it overlaps.
+"""How each rank's time splits into computation, communication, copies and idle time, and the part that overlaps.
 
 Two measures of overlap are given. HolisticTraceAnalysis divides the communication time during which a computation
 kernel ran by the communication time. That says nothing of what the communication costs: a rank that communicates little

@@ -8,7 +8,7 @@ from llm_perf_opt.errors import ParseError
 
 GZIP = b"\x1f\x8b"
 SQLITE = b"SQLite format 3"
-# An ncu report, whatever its name ends with: before 2020 it was .nsight-cuprof-report.
+# An ncu report, regardless of its suffix: before 2020 it was .nsight-cuprof-report.
 NCU_REPORT = b"NVR\x00"
 # Where a tool writes its own marks; further on they may be the name of a user's range.
 BEGINNING = 4096

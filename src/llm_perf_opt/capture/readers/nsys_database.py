@@ -1,4 +1,4 @@
-"""Opens an nsys export read-only and hands out its columns; whatever is wrong with it becomes a ParseError.
+"""Opens an nsys export read-only and hands out its columns; every defect in it becomes a ParseError.
 
 Columns are made fit for analysis: broken rows dropped, names coded, GPU work joined to its launch.
 """

@@ -360,7 +360,7 @@ def _host_events(table: dict[str, Ints]) -> HostEvents:
 
 
 def _pauses(table: dict[str, Ints]) -> HostEvents:
-    """They are of the whole process, whatever thread is written there."""
+    """They are of the whole process, regardless of the thread written there."""
     return _host_events({**table, "thread": np.zeros(len(table["start_ns"]), np.int32)})
 
 

@@ -72,7 +72,7 @@ def _flop(counters: dict[str, float]) -> float | None:
 
 
 def categories_of(path: Path) -> Counter[str]:
-    """How many complete events of each category a trace holds, whatever else is in them."""
+    """How many complete events of each category a trace holds, regardless of their other fields."""
 
     def read(careful: bool) -> Counter[str]:
         return Counter(event.cat for event in _events(path, careful=careful) if event.ph == "X")

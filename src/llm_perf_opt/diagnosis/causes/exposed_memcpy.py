@@ -17,7 +17,7 @@ MUCH = 0.2
 # 16 lanes of 8 GT/s, 128 of 130 bits: what the bus of 2010 carries one way. Copies of this size should come near it.
 PCIE3_BYTES_PER_S = 16 * 8e9 * 128 / 130 / 8
 LARGE_COPY_BYTES, SLOW_SHARE = 1_000_000, 0.5
-# Copies of less are counted, not weighed: each costs the same whatever it carries.
+# Copies of less are counted, not weighed: each costs the same regardless of its size.
 SMALL_COPY_BYTES = 64_000
 MOSTLY, MOSTLY_LOADING = 0.5, 0.8
 # A program of fewer kernels has no loop after loading: its copies are a part of what it does.

@@ -18,7 +18,7 @@ _BUILT_IN = "<built-in"
 
 @dataclass(frozen=True, kw_only=True)
 class OutsideRow:
-    """Ranges or Python frames of one name: all their time, and what of it is neither in an operator nor in another of
+    """Ranges or Python frames of one name: all their time, and the part neither in an operator nor in another of
     their kind inside of them.
     """
 

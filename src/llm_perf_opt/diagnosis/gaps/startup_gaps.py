@@ -21,7 +21,7 @@ from llm_perf_opt.diagnosis.gaps.gap_verdict import HostCost, codes_of, flags_of
 LONG_CALL_NS = 200_000
 # An allocation that makes the CUDA context takes 80 to 300 ms; one of the allocator 0.1 to 1 ms.
 CONTEXT_NS = 10_000_000
-# A heavy cudaFree at the start of a library takes 1.9 to 1,000 ms in the captures at hand; others 0.1 to 0.3 ms. Calls
+# A heavy cudaFree at the start of a library takes 1.9 to 1,000 ms in available captures; others 0.1 to 0.3 ms. Calls
 # that only ask or prepare take less than that too, but where they load something.
 HEAVY_CALL_NS = 1_000_000
 # The first calls take this many times the median of all of them, where there are a few to compare with.

@@ -348,7 +348,7 @@ def _launches(timeline: Timeline) -> _Launches | None:
     known: Ints = np.arange(len(compute), dtype=np.int32) if all_recorded else np.flatnonzero(compute.call >= 0)
     if not len(known):
         return None
-    # Copies are not launches: one from pageable memory blocks whatever its call is named.
+    # Copies are not launches: one from pageable memory blocks regardless of the call's name.
     launches = np.zeros(len(calls), np.bool_)
     call = compute.call if all_recorded else compute.call[known]
     launches[call] = True

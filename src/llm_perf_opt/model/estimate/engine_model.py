@@ -241,7 +241,7 @@ class _Clock:
         ceilings, dtypes = self.rates.ceilings, self.dtypes
         plain = work.flops_needed - work.flops_quantised - work.flops_scores_needed
         rates, product = ceilings.flops_per_s, dtypes.engine_product(ceilings.flops_per_s)
-        # Attention is multiplied in the compute format, whatever the cache is kept in.
+        # Attention is multiplied in the compute format, regardless of the cache's format.
         seconds = work.flops_quantised / rates[product] + (plain + work.flops_scores_needed) / rates[dtypes.compute]
         each = curve.time_us(
             compute_us=1e6 * seconds / split / operators,

@@ -32,7 +32,7 @@ def tensor_bytes(value: Any) -> float:
 
 
 def attention_cost(query: Any, key: Any, value: Any, out: Any) -> OperatorCost:
-    """Scores and weighted values over the full rectangle, whatever the mask; keys as they are passed, not repeated."""
+    """Scores and weighted values over the full rectangle, without the mask; keys as they are passed, not repeated."""
     *batch, rows, qk_dim = query.shape
     keys, v_dim = key.shape[-2], value.shape[-1]
     flops = 2.0 * _product(batch) * rows * keys * (qk_dim + v_dim)

@@ -168,7 +168,7 @@ def predict_phase(
 
 
 def _not_below(found: Estimate | None, sheet: Bound | None) -> Estimate | None:
-    """An estimate below what no run can beat is the bound itself, whatever was measured or given."""
+    """An estimate below what no run can beat is the bound itself, regardless of measured or given rates."""
     if found is None or sheet is None:
         return found
     return replace(

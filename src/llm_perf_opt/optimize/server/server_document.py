@@ -22,7 +22,7 @@ MORE_IS_BETTER = ("goodput", "requests_per_s", "tokens_per_s")
 
 # screened: started once, so nothing is claimed of it. verified: better than the start in interleaved rounds, and its
 # answers hold. not better: measured in rounds, without a significant gain. wrong: its answers are not those of the
-# start, whatever it gained.
+# start, regardless of its gain.
 ConfigurationStatus = Literal["start", "screened", "verified", "not better", "wrong", "over a limit", "failed"]
 AnswerVerdict = Literal["equal", "within rounding", "within limits", "different", "not comparable", "not checked"]
 StartPurpose = Literal["start", "screen", "verify"]

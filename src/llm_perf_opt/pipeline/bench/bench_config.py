@@ -158,7 +158,7 @@ def _number_or_text(text: str) -> Any:
 
 
 def _words(value: Any) -> Any:
-    """`[--max-model-len,1024]` is a list of words, whatever YAML makes of its last one."""
+    """`[--max-model-len,1024]` is a list of words, regardless of how YAML reads its last one."""
     if not isinstance(value, list):
         return value
     return [str(word) if isinstance(word, int | float) and not isinstance(word, bool) else word for word in value]

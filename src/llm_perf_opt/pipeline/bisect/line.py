@@ -47,7 +47,7 @@ class Line(Protocol):
         """The search continues elsewhere: what was prepared for this point may go."""
 
     def opened(self) -> AbstractContextManager[None]:
-        """Remove at the end whatever was prepared."""
+        """Remove what was prepared."""
 
     def changed_files(self, before: int, after: int) -> tuple[str, ...]:
         """What changed between two neighbours, where that is known."""

@@ -1,4 +1,4 @@
-"""Our end of the line to a worker: start it, ask it, end it; whatever goes wrong with it becomes one error in words."""
+"""Client side of the worker protocol: start, request, stop; every failure becomes one error with a reason."""
 
 import os
 import shutil
@@ -155,7 +155,7 @@ class ModelWorker:
         return check_outputs(agreement, is_lossy=is_lossy, limits=limits)
 
     def end(self) -> None:
-        """Let go of the line, which ends it, end whatever of it still runs, and remove its caches: they are large."""
+        """Let go of the line, which ends it, end what still runs of it, and remove its caches: they are large."""
         if self._line is not None:
             self._line.close()
             self._line = None

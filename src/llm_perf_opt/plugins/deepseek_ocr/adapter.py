@@ -88,7 +88,7 @@ class ProjectorGeometry:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderGeometry:
-    """The decoder in the words of config.json: plain multi-head attention, the first layers dense, then experts."""
+    """The decoder in the terms of config.json: plain multi-head attention, the first layers dense, then experts."""
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
     model_type: Literal["deepseek_v2"]
@@ -170,7 +170,7 @@ _DECODER_KEYS = tuple(item.name for item in fields(DecoderGeometry))
 
 
 def geometry_of_snapshot(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """DeepSeek-OCR's published config.json in the words of `model.geometry`.
+    """DeepSeek-OCR's published config.json in the terms of `model.geometry`.
 
     What that file leaves out is fixed in the published model: patch 16, window 14, neck 256, MLPs four times the width.
     """

@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from llm_perf_opt.plugin import Sample, write_json
 from llm_perf_opt.plugins.deepseek_ocr.pages import PageStyle, write_page
 
-# Coordinates run from 0 to this number, whatever the page's size.
+# Coordinates run from 0 to this number, regardless of the page's size.
 SCALE = 999
 _TAG = re.compile(r"<\|ref\|>(?P<label>.*?)<\|/ref\|>\s*<\|det\|>(?P<boxes>.*?)<\|/det\|>", re.DOTALL)
 _LOOSE = re.compile(r"<\|/?(?:ref|det|grounding)\|>")

@@ -1,4 +1,4 @@
-"""`energy.json`: what was metered and what of it belongs to which phase."""
+"""`energy.json`: what was metered and which part belongs to which phase."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

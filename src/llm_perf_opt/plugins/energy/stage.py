@@ -105,7 +105,7 @@ class EnergyStage:
             end_ns = time.monotonic_ns()
         spans = with_requests(work.spans) or (WorkloadSpan(name=REQUEST, start_ns=start_ns, end_ns=end_ns),)
         document = describe(metered, idle, spans, cfg)
-        # Before anything else is run: what was measured remains, whatever the prompts give.
+        # Before anything else is run: what was measured remains, regardless of the prompts' results.
         samples_file = _samples_file(ctx, work, metered, document)
         document, said = _with_prompts(document, idle, spans, cfg, ctx)
         path = ctx.out_dir / "energy.json"

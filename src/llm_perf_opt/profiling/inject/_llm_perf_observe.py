@@ -46,7 +46,7 @@ FILES = ("_io.TextIOWrapper", "_io.BufferedReader", "_io.BufferedWriter", "_io.F
 
 
 def describe(value: Any) -> str:
-    """The type of a value, and what of it matters for time: dtype and size, file, peer. Looks at exact types alone."""
+    """The type of a value, and what matters for time: dtype and size, file, peer. Looks at exact types alone."""
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     if name in TENSORS:
@@ -335,7 +335,7 @@ class Observer:
                 print(f"llm-perf: what was observed could not be written ({error})", file=sys.stderr)
 
     def read_flags(self) -> None:
-        """What torch was reported for the whole process; once set it counts, whatever the end of the program does."""
+        """What torch was reported for the whole process; once set it counts, whatever happens at exit."""
         torch = sys.modules.get("torch")
         if torch is None or "torch.autograd" not in sys.modules:
             return

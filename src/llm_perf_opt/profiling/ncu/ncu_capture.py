@@ -78,7 +78,7 @@ class Capture:
         return replace(self, name="kernels", nvtx=None, launches=launches)
 
     def window(self, start: int, width: int) -> "Capture":
-        """The same for consecutive launches inside the NVTX ranges, whatever their names, but for excluded ones."""
+        """The same for consecutive launches inside the NVTX ranges, of every name but the excluded ones."""
         every = replace(self.launches, kernel_regex=self.launches.spared_regex, invocations=None)
         return replace(self, launches=replace(every, launch_skip=start, launch_count=width))
 

@@ -67,7 +67,7 @@ def one_capture(
 def share_lock(scratch: Path, version: str, tmp_dir: Path = COMMON_TMP) -> None:
     """Let an nsys of this version whose TMPDIR is `scratch` take turns with those that have the common one.
 
-    The memory is the machine's, so the lock is too, whatever TMPDIR we have ourselves.
+    The memory is the machine's, so the lock is too, regardless of our own TMPDIR.
     """
     name = f"SessionManager-{version}.lock"
     shared, own = tmp_dir / _LOCK_FOLDER, scratch / _LOCK_FOLDER

@@ -63,7 +63,7 @@ class Environments:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What looks like a secret by its name or by itself, and what of it may be alone, longest first."""
+        """What looks like a secret by its name or by itself, and the parts that may appear alone, longest first."""
         return tuple(dict.fromkeys((*values_of(self._found()), *self.in_texts)))
 
     @property
@@ -174,7 +174,7 @@ def _as_bytes(text: str) -> bytes:
 
 
 def _text_columns(connection: sqlite3.Connection, table: str) -> list[str]:
-    """Columns that may hold text, whatever their declared type says."""
+    """Columns that may hold text, regardless of their declared type."""
     rows = connection.execute(f'PRAGMA table_info("{table}")').fetchall()
     return [str(row[1]) for row in rows if not re.search(r"INT|REAL|FLOA|DOUB|BLOB", str(row[2]).upper())]
 

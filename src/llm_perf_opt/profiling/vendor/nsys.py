@@ -27,7 +27,7 @@ _CUDA_TRACES = frozenset(("cuda", "cuda-hw", "cuda-sw"))
 # nsys 2026.3.1, 8,624 with `cuda-sw` in the same window).
 _HARDWARE_TRACE_FROM = (2025, 6)
 
-# What becomes of a report: kept if no secret is in it, kept whatever is in it, or removed once it was exported.
+# What becomes of a report: kept if no secret is in it, always kept, or removed after its export.
 KeepReport = Literal["clean", "always", "never"]
 RANK_SUFFIX = f".{RANK_PREFIX}%q{{RANK}}"
 # Two nsys that start in the same moment can lose their agents ("Agent launcher failed"); later ones do not disturb.
@@ -55,7 +55,7 @@ def build_nsys_cmd(
 ) -> list[str]:
     """`nsys profile` around a workload. Writes `<out_base>.nsys-rep`, or `<out_base>.N.nsys-rep` when repeating.
 
-    `nvtx_capture="none"` applies no gate, whatever `capture` says. `per_rank`: it is one of several that torchrun
+    `nvtx_capture="none"` applies no gate, regardless of `capture`. `per_rank`: it is one of several that torchrun
     starts, and its report carries the number of the rank.
     """
     trace = trace if isinstance(trace, str) else ",".join(trace)

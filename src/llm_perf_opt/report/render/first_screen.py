@@ -22,7 +22,7 @@ from llm_perf_opt.system.terminal import cut_text
 TONE_COLOURS = {"good": "#009e73", "warn": "#e69f00", "bad": "#d55e00", "unknown": "#7a8794"}
 PART_COLOURS = {"work": "#0072b2", "bound": "#009e73", "idle": "#d55e00", "wall": "#2b3742"}
 OTHER_COLOUR = "#7a8794"
-# A cell of a notebook stays small, whatever a program calls its ranges.
+# A cell of a notebook stays small, even with long names of ranges.
 MOST_FINDINGS, MOST_PARTS, LONGEST_TEXT, LEAST_SHARE = 3, 6, 600, 0.005
 _CODE = re.compile(r"`([^`]+)`")
 

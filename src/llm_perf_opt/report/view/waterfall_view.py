@@ -181,7 +181,7 @@ def _summary(waterfall: Waterfall, steps: float, per: str) -> str:
     return text + "."
 
 
-# What a step's time is of, in the words of one of it.
+# What a step's time is of, in the terms of one of it.
 ONE = {PREFILL: "one prefill", DECODE: "one token"}
 
 

@@ -239,7 +239,7 @@ async def _follow(response: aiohttp.ClientResponse, stream: EventStream) -> None
         return
     left = ERROR_BYTES
     with suppress(TimeoutError, aiohttp.ClientError):
-        # The answer is complete: whatever the server does with the connection now is not a failure.
+        # The answer is complete: closing the connection in any way is not a failure.
         async with asyncio.timeout(CLOSING_S):
             async for data in pieces:
                 left -= len(data)

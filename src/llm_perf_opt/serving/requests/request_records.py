@@ -124,7 +124,7 @@ class LatencyPart:
 
     `shared_s` is the time of it in steps with tokens of other requests. `low_s` and `high_s` bound it where arrival
     times alone are known; they are None where it was measured. `kernels` took longest in its steps, where a capture of
-    them is at hand; all of them together took `kernels_s`.
+    them is known; all of them together took `kernels_s`.
     """
 
     name: Part

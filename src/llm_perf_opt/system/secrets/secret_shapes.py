@@ -183,7 +183,7 @@ def without_shapes(text: str) -> str:
 def shape_spans(text: str, *, is_code: bool = False, in_file: bool = False) -> list[tuple[int, int]]:
     """Where secrets occur in a text, by their shape: start and end of each, in order, none overlapping.
 
-    Of code only what is a secret by itself. In a file numbers stay whatever is before them: they are data.
+    Of code only what is a secret by itself. In a file numbers stay regardless of what precedes them: they are data.
     """
     lower = text.lower()
     if not any(mark in lower for mark in MARKS):

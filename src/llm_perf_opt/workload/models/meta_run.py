@@ -24,7 +24,7 @@ def text_decode(module: Any, shape: Shape, cache: Any) -> None:
 
 
 def cache_elements(state: Any) -> int:
-    """Numbers that a cache keeps, whatever it is made of: keys and values, latents, states, keys of an indexer."""
+    """Numbers that a cache keeps, of any kind: keys and values, latents, states, keys of an indexer."""
     import torch
 
     seen: set[int] = set()

@@ -48,7 +48,7 @@ from llm_perf_opt.system.redact import Redactor
 # Sessions no load uses, so that nothing of them is in a cache; below those of the warm-up.
 FIRST_CHECKED = -1000
 ARGS = "{args}"
-# A level in which no request kept the limits counts as half a request: its logarithm is then known to be small.
+# A level in which no request met the limits counts as half a request: its logarithm is then known to be small.
 HALF_A_REQUEST = 0.5
 NONE_KEPT = (
     "no request of the baseline met the limits, so its goodput counts as half a request: a gain over it says that "
@@ -91,7 +91,7 @@ class ServerEvaluator:
     climbed: dict[Configuration, int] = field(default_factory=dict)
 
     def start(self, request: StartRequest, number: int, *, until: float) -> StartOutcome:
-        """One start as a record, whatever becomes of it; an interrupt ends the server and continues up."""
+        """One start as a record, however it ends; an interrupt ends the server and continues up."""
         # A child of ours that the first load would start: before any server, or it is mistaken for one of its
         # processes.
         resource_tracker.ensure_running()
