@@ -446,7 +446,7 @@ def test_a_server_gets_its_own_variables_and_no_secret() -> None:
         ),
         (["server.url=http://a", "server.args=[x]"], "server.args: nothing is started where server.url names a server"),
         (["server=vllm", "server.args=[--port,1]"], "server.args: holds --port, which is set by us"),
-        (["server.url=http://a", "load.rate=1", "load.concurrency=2"], "load.concurrency: load.rate ignores requests in flight"),
+        (["server.url=http://a", "load.rate=1", "load.concurrency=2"], "load.concurrency: load.rate ignores requests"),
         (["server.url=http://a", "load.rate=fast"], "load.rate.0: not a number (got 'fast')"),
         (["server.url=http://a", "load.concurrency=0"], "load.concurrency.0: not allowed (got 0)"),
         (["server.url=http://a", "load.rates=1"], "load.rates: unknown key (got '1'), nearest known key: load.rate"),
