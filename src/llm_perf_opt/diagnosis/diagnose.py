@@ -32,7 +32,7 @@ MOSTLY_GRANTED = 0.95
 LOW_WEIGHT, WORK_WEIGHT = 0.5, 0.5
 # A capture of so few kernels, of which start-up takes this part, has no steady state to judge.
 FEW_KERNELS, MOSTLY = 50, 0.5
-# Time of which nothing is known is the answer from this part of a scope on, whatever the GPU did in the rest.
+# From this part of a scope on, time of which nothing is known is the answer, even if the GPU was busy in the rest.
 MUCH_UNKNOWN = 0.25
 # So small a part of a program is not what its answer is about, where one-time costs are most of it.
 LITTLE_WORK = 0.1

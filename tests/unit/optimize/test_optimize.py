@@ -201,7 +201,7 @@ def test_a_cheap_combination_is_tried_before_a_compilation() -> None:
     assert order[:3] == ["joined_projections", "cuda_graph", "cuda_graph+joined_projections"]
     assert {"compile", "reduce_overhead"} <= set(order[3:])
     assert search.best is not None and search.best.candidate.name == "cuda_graph+joined_projections"
-    # What the user gave comes first, whatever it costs.
+    # What the user gave comes first, regardless of its cost.
     mine = replace(search.plan, given=("compile",), candidates=search.plan.candidates[:0])
     compiled = next(one for one in search.plan.candidates if one.name == "compile")
     asked = ExperimentSearch(plan=replace(mine, candidates=(compiled,)), situation=situation())
