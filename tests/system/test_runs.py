@@ -178,9 +178,15 @@ def test_every_gap_has_a_remedy() -> None:
     )
     gaps = [c for c in diagnose(bare) if not c.ok]
     assert [c.name for c in gaps] == [
-        *("torch", "transformers", "gpu", "driver", "nsys", "nsys importer", "ncu", "gpu counters", "nvtx", "disk")
+        *("torch", "transformers", "gpu", "nsys", "nsys importer", "ncu", "gpu counters", "nvtx", "disk")
     ]
     assert [c.name for c in gaps if not c.remedy] == []
+
+
+def test_a_machine_without_a_gpu_has_no_gap_for_its_driver() -> None:
+    checks = diagnose(_host(gpus=(), counters_restricted=None))
+    assert [c.name for c in checks if not c.ok] == ["gpu"]
+    assert {"driver", "gpu counters"} & {c.name for c in checks} == set()
 
 
 def test_doctor_knows_which_packages_are_too_old_to_run_models() -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 DEFAULT_DIR = Path("tmp/compare")
 AUTO = "auto"
+# Kernels on the terminal with -v.
+TOP = 15
 # After this many pairs `auto` checks whether the result is conclusive.
 AUTO_LOOKS = (3, 6, 12, 24)
 JSON_FILE, MARKDOWN_FILE, PAGE_FILE = "compare.json", "compare.md", "compare.html"
@@ -152,7 +154,10 @@ def _parser() -> argparse.ArgumentParser:
         "--json", action="store_true", help="print the document as JSON (docs/schemas/compare.schema.json)"
     )
     shown.add_argument("--markdown", action="store_true", help="print markdown, for a pull request")
-    parser.add_argument("--top", type=int, default=15, metavar="N", help="kernels on the terminal (default 15)")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="also print kernels, copies, ranges and idle time that changed"
+    )
+    parser.add_argument("--top", type=int, metavar="N", help=f"-v with N kernels (default {TOP})")
     return parser
 
 
@@ -251,7 +256,7 @@ def _after_interruption(folder: Path) -> str:
 
 
 def _print(found: "CompareDocument", args: argparse.Namespace) -> None:
-    from llm_perf_opt.report.compare.compare_text import render_markdown, render_terminal
+    from llm_perf_opt.report.compare.compare_text import has_tables, render_markdown, render_terminal
 
     if args.json:
         import msgspec
@@ -262,7 +267,10 @@ def _print(found: "CompareDocument", args: argparse.Namespace) -> None:
     elif args.markdown:
         print(render_markdown(found), end="")
     else:
-        print(render_terminal(found, top=max(1, args.top)))
+        top = max(1, args.top) if args.top is not None else TOP if args.verbose else None
+        print(render_terminal(found, top=top))
+        if top is None and has_tables(found):
+            print("next: the same command with -v  # kernels, copies, ranges and idle time that changed")
 
 
 def _write(found: "CompareDocument", base: "ReadSide", candidate: "ReadSide", out_dir: Path) -> None:

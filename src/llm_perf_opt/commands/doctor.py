@@ -31,7 +31,7 @@ class Check:
 
 
 def diagnose(host: Host) -> list[Check]:
-    """Every check, in the order a person would make them."""
+    """Every check, in the order a person would make them; without a GPU none of its driver."""
     from llm_perf_opt.pipeline.preflight import RUN_EXTRA
 
     free = host.disk_free_bytes
@@ -40,11 +40,11 @@ def diagnose(host: Host) -> list[Check]:
         _package(host, "torch", f"{RUN_EXTRA}: needed to run models, not to predict, analyse or compare"),
         _package(host, "transformers", RUN_EXTRA),
         _gpu(host),
-        _driver(host),
+        *([_driver(host)] if host.gpus else []),
         _tool(host.tool("nsys")),
         _importer(host.tool("nsys")),
         _tool(host.tool("ncu")),
-        _counters(host),
+        *([_counters(host)] if host.gpus or host.counters_restricted is not None else []),
         _nvtx(host),
         scratch_check(Path(tempfile.gettempdir())),
         Check(
@@ -74,14 +74,13 @@ def _gpu(host: Host) -> Check:
         name="gpu",
         ok=False,
         value="none",
-        remedy="static analysis, the torch profiler and nsys (NVTX) work on the CPU; ncu needs an NVIDIA GPU",
+        remedy="where this machine has an NVIDIA GPU, install its driver; without one, static analysis, the torch "
+        "profiler and nsys (NVTX) work on the CPU, and ncu does not",
     )
 
 
 def _driver(host: Host) -> Check:
-    if host.gpus:
-        return Check(name="driver", ok=True, value=f"{host.gpus[0].driver}, CUDA {host.cuda_driver or 'unknown'}")
-    return Check(name="driver", ok=False, value="none", remedy="install the NVIDIA driver where there is a GPU")
+    return Check(name="driver", ok=True, value=f"{host.gpus[0].driver}, CUDA {host.cuda_driver or 'unknown'}")
 
 
 def _tool(tool: Tool) -> Check:
@@ -102,7 +101,9 @@ def _importer(nsys: Tool) -> Check:
 
 def _counters(host: Host) -> Check:
     if host.counters_restricted is None:
-        return Check(name="gpu counters", ok=False, value="unknown", remedy="no NVIDIA driver on this machine says so")
+        return Check(
+            name="gpu counters", ok=False, value="unknown", remedy="the driver does not report who may read them"
+        )
     if host.counters_restricted:
         return Check(name="gpu counters", ok=False, value="administrators only", remedy=COUNTERS_REMEDY)
     return Check(name="gpu counters", ok=True, value="allowed")

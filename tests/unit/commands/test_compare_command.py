@@ -27,6 +27,7 @@ from llm_perf_opt.serving.load_records import LoadRun, RequestRecord
 from llm_perf_opt.serving.load_results import BenchDocument, level_result
 from llm_perf_opt.serving.serving_config import LoadLevel, SloSection
 from tests.support.fixtures_dir import DATA, REPO
+from tests.support.nsys_builder import Export
 from tests.support.report_runs import HOSTILE, capture, stage, write_run
 from tests.support.schemas import valid, valid_file
 
@@ -436,6 +437,23 @@ def test_captures_of_one_kind_are_compared_and_their_timelines_drawn(
     assert main(["compare", str(trace), str(trace)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("SAME: ") and said[-2].startswith("note: captures hold no clean times")
+
+
+@pytest.mark.parametrize(("options", "has_tables"), [([], False), (["-v"], True), (["--top", "1"], True)])
+def test_tables_of_kernels_are_printed_with_v(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], has_tables: bool
+) -> None:
+    for name, lasting in (("base", 10_000), ("candidate", 30_000)):
+        export = Export()
+        for i in range(40):
+            export.call(50_000 * i, 50_000 * i + 4_000, i + 1)
+            export.kernel("gemm", 50_000 * i + 3_000, 50_000 * i + 3_000 + lasting, i + 1)
+        export.write(tmp_path / f"{name}.sqlite")
+    sides = [str(tmp_path / f"{name}.sqlite") for name in ("base", "candidate")]
+    assert main(["compare", *sides, *options]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("kernel  ") for line in said) == has_tables
+    assert said[-1].startswith("next: the same command with -v") == (not has_tables)
 
 
 def test_a_capture_beside_one_of_another_kind_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

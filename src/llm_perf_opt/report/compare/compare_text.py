@@ -11,14 +11,16 @@ from llm_perf_opt.core.units import count_of, format_ms_in_column, format_quanti
 from llm_perf_opt.system.terminal import terminal_table
 
 KERNELS, ROWS, SETTINGS = 15, 8, 20
+# Without -v the steps of a waterfall between base and candidate, and the settings.
+SHORT_STEPS, SHORT_SETTINGS = 5, 5
 METRIC_COLUMNS = ("metric", "base", "candidate", "change", "95 % interval", "verdict", "needed")
 ROW_COLUMNS = ("n", "base", "candidate", "change", "each of them")
 MARK = {"passed": "✅", "failed": "❌", "inconclusive": "⚠️"}
 FORCED = "--force: configurations differ"
 
 
-def render_terminal(found: CompareDocument, *, top: int = KERNELS) -> str:
-    """Verdict first, then why."""
+def render_terminal(found: CompareDocument, *, top: int | None = None) -> str:
+    """Verdict first, then why; the tables of kernels, copies, ranges and idle time with `top`, at most that long."""
     lines = [f"{verdict_words(found).upper()}: {found.base.name} → {found.candidate.name}", found.sentence]
     lines += [f"compared: {found.what}"] if found.what else []
     lines += [f"FORCED, {FORCED}: {'; '.join(found.forced)}"] if found.forced else []
@@ -28,24 +30,38 @@ def render_terminal(found: CompareDocument, *, top: int = KERNELS) -> str:
         lines += ["", terminal_table(columns, rows, right=(1, 2, 3))]
         lines += [f"note: {note}" for note in value_notes(found.metrics)]
     for waterfall in found.waterfalls:
-        rows = [(label, ms) for label, ms in waterfall_cells(waterfall)]
+        rows = waterfall_cells(waterfall) if top else _short(waterfall_cells(waterfall))
         lines += ["", f"where it went: {waterfall.title}", terminal_table(("step", "ms"), rows, right=(1,), rule=False)]
     changed = changed_kernels(found.kernels)
-    if changed:
+    if changed and top:
         rows_ = [kernel_cells(row) for row in changed[:top]]
         lines += ["", terminal_table(KERNEL_COLUMNS, rows_, right=(1, 2, 3, 4))]
         lines += [f"… {len(changed) - top} more kernels changed"] if len(changed) > top else []
     for name, table_rows in found.tables.items():
         moved = [row for row in table_rows if row.difference][:ROWS]
-        if moved:
+        if moved and top:
             cells = [row_cells(name, row) for row in moved]
             lines += ["", terminal_table((name, *ROW_COLUMNS), cells, right=(1, 2, 3, 4))]
     if found.settings:
+        most = SETTINGS if top else SHORT_SETTINGS
         lines += ["", "what else changed:"]
-        lines += [f"  {'! ' if change.matters else '  '}{change.text}" for change in found.settings[:SETTINGS]]
-        rest = len(found.settings) - SETTINGS
+        lines += [f"  {'! ' if change.matters else '  '}{change.text}" for change in found.settings[:most]]
+        rest = len(found.settings) - most
         lines += [f"    … {rest} more"] if rest > 0 else []
     return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
+
+
+def has_tables(found: CompareDocument) -> bool:
+    """Whether there is more to show with -v."""
+    return bool(changed_kernels(found.kernels)) or any(row.difference for rows in found.tables.values() for row in rows)
+
+
+def _short(cells: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Base, the largest steps, which come first, and candidate."""
+    left_out = len(cells) - 2 - SHORT_STEPS
+    if left_out < 2:
+        return cells
+    return [*cells[: 1 + SHORT_STEPS], (f"… {left_out} smaller steps", ""), cells[-1]]
 
 
 def verdict_words(found: CompareDocument) -> str:
