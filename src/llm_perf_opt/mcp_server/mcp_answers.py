@@ -68,7 +68,7 @@ class FoundRun:
 
 @dataclass(frozen=True, kw_only=True)
 class ScopeRow:
-    """A judged stretch of time and the largest parts of its time ledger, in percent of its wall time."""
+    """A stretch of time and the largest parts of its time ledger, in percent of its wall time."""
 
     id: str
     kind: str
@@ -114,12 +114,13 @@ class CellRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ScopeHead:
-    """The scope whose time ledger the rows are; they sum to `wall_ms`."""
+    """The scope whose time ledger the rows are; they sum to `wall_ms`, measured without a profiler where `clean`."""
 
     source: str
     id: str
     kind: str
     wall_ms: float
+    clean: bool
 
 
 @dataclass(frozen=True, kw_only=True)

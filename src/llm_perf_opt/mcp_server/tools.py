@@ -141,7 +141,11 @@ class Tools:
             near = did_you_mean(name, ids)
             raise ConfigError(f"scope: no such scope (got {as_data(name)}){near}, allowed: {allowed}")
         head = ScopeHead(
-            source=as_data(subject.name), id=as_data(record.id), kind=record.kind, wall_ms=_ms(record.wall_ns)
+            source=as_data(subject.name),
+            id=as_data(record.id),
+            kind=record.kind,
+            wall_ms=_ms(record.wall_ns),
+            clean=record.clean,
         )
         rows = [
             CellRow(
