@@ -395,8 +395,15 @@ def _no_gpu_work(program: Program, coverage: Coverage) -> str:
     return f"{none} If the program used a GPU, capture again with {record}."
 
 
+def _is_one_kernel(scope: Scope) -> bool:
+    """Whether a capture holds a single kernel: from its start to its end nothing can be idle."""
+    return scope.evidence is not None and scope.evidence.kernel_count == 1
+
+
 def _busy(scope: Scope) -> bool:
     """Whether the GPU hardly waits. One that only communicates may wait for other GPUs."""
+    if _is_one_kernel(scope):
+        return False
     is_full = scope.ledger.share(COMPUTE, COMMUNICATION) >= BUSY and scope.ledger.ns(COMPUTE) > 0
     return is_full and _range_around(scope) is None
 
@@ -436,6 +443,10 @@ def _rest(scope: Scope) -> str:
     """Where the time goes of a scope in which no cause explains much."""
     if scope.kind == "program":
         return _rest_of_program(scope)
+    if _is_one_kernel(scope) and scope.kernels:
+        (only,) = scope.kernels
+        took = format_ms(only.time_ns / 1e6)
+        return f"One kernel was recorded: {only.short_name}, {took}. That is too little to say how busy the GPU is."
     busy = scope.ledger.share(COMPUTE, COMMUNICATION)
     hottest = scope.kernels[0] if scope.kernels else None
     text = f"GPU busy {format_percent(busy)} of {scope.place} ({format_ms(scope.wall_ns / 1e6)})"

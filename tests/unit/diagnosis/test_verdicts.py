@@ -252,12 +252,21 @@ def test_the_terminal_says_what_limits_a_promise(tmp_path: Path, capsys: pytest.
     assert "    lower bound: " in out
 
 
-def test_a_single_kernel_is_too_little_to_judge(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "begins"),
+    [
+        ("hello()", "One kernel dominates: hello"),
+        ("nvjet_tst_128x64_TNT", "One kernel was recorded: nvjet_tst_128x64_TNT"),
+    ],
+)
+def test_a_single_kernel_is_too_little_to_judge(tmp_path: Path, kernel: str, begins: str) -> None:
     export = Export()
     export.call(0, 1_000, 1)
-    export.kernel("hello()", 2_000, 3_000, 1)
+    export.kernel(kernel, 2_000, 3_000, 1)
     analysis = _nsys(export, tmp_path)
-    assert (rules(analysis), diagnosis_of(analysis).verdict.hottest_kernel) == ([], "hello")
+    verdict = diagnosis_of(analysis).verdict
+    assert (rules(analysis), verdict.hottest_kernel) == ([], kernel.removesuffix("()"))
+    assert verdict.text.startswith(begins) and verdict.kind != "healthy"
     assert all(finding.max_gain is None for finding in analysis.findings)
 
 
