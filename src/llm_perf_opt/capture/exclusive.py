@@ -6,14 +6,14 @@ time in which it ran any of them, in whole nanoseconds: they can be the cells of
 when the work ends is what no launch of the host hides.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from llm_perf_opt.capture.idle import IdleMap
-from llm_perf_opt.capture.intervals import Flags, Intervals, Ints, union
+from llm_perf_opt.capture.intervals import BLOCK_ROWS, Flags, Intervals, Ints, union
 from llm_perf_opt.capture.kernels.names import classify_kernel, short_kernel_name
 from llm_perf_opt.capture.tables import communication_kernels
 from llm_perf_opt.capture.timeline import Activities, Calls, Timeline, distinct, join, take
@@ -97,10 +97,6 @@ class KernelTime:
     own_ns: int
 
 
-# What fits into the cache of a core with all that is worked out from it.
-BLOCK_ROWS = 1 << 16
-
-
 class DeviceTime:
     """The busy time of captures by kernel.
 
@@ -116,7 +112,7 @@ class DeviceTime:
         """By own time, the most first."""
         found: dict[str, list[int]] = {}
         for part in self._parts:
-            for name, count, time_ns, own_ns in part.by_name(part.own):
+            for name, count, time_ns, own_ns in part.by_name():
                 row = found.setdefault(name, [0, 0, 0])
                 row[0] += count
                 row[1] += time_ns
@@ -143,7 +139,7 @@ class DeviceTime:
         """
         hidden: dict[str, int] = {}
         for part in self._parts:
-            for name, hidden_ns in part.sums(part.hidden):
+            for name, hidden_ns in part.hidden_by_name():
                 hidden[name] = hidden.get(name, 0) + hidden_ns
         return {row.name: 1.0 - hidden[row.name] / row.own_ns for row in self.kernels if row.own_ns}
 
@@ -168,43 +164,48 @@ class _Part:
         self._work, self._name, self._talks, self._calls = compute, name, talks, timeline.calls
         self._waits = timeline.calls.waits & (timeline.thread_process[timeline.calls.thread] == process)
 
-    def by_name(self, time_ns: Ints) -> list[tuple[str, int, int, int]]:
-        """Name, launches, summed time and the sum of another time."""
-        size = len(self._names)
-        count = np.bincount(self._name, minlength=size)
-        length = self._work.end_ns - self._work.start_ns
-        # Sums of integers below 2**53 are exact as floats.
-        total = np.bincount(self._name, weights=length, minlength=size)
-        other = np.bincount(self._name, weights=time_ns, minlength=size)
+    @property
+    def _blocks(self) -> Iterator[slice]:
+        """Of millions of kernels each step would be a column as large as those of the capture."""
+        size = len(self._name)
+        return (slice(first, min(first + BLOCK_ROWS, size)) for first in range(0, size, BLOCK_ROWS))
+
+    def _summed(self, values: Callable[[slice], Ints]) -> Ints:
+        """The sum of a time for each name."""
+        out = np.zeros(len(self._names), np.int64)
+        for block in self._blocks:
+            # Sums of integers below 2**53 are exact as floats.
+            sums = np.bincount(self._name[block], weights=values(block), minlength=len(out))
+            out += sums.astype(np.int64)
+        return out
+
+    def by_name(self) -> list[tuple[str, int, int, int]]:
+        """Name, launches, summed time and summed own time."""
+        count = np.bincount(self._name, minlength=len(self._names))
+        total = self._summed(lambda block: self._work.end_ns[block] - self._work.start_ns[block])
+        own = self._summed(lambda block: self.own[block])
         return [
-            (self._names[code], int(count[code]), int(total[code]), int(other[code]))
+            (self._names[code], int(count[code]), int(total[code]), int(own[code]))
             for code in np.flatnonzero(count).tolist()
         ]
 
-    def sums(self, time_ns: Ints) -> list[tuple[str, int]]:
-        """Name and the sum of a time."""
-        size = len(self._names)
-        total = np.bincount(self._name, weights=time_ns, minlength=size)
-        count = np.bincount(self._name, minlength=size)
-        return [(self._names[code], int(total[code])) for code in np.flatnonzero(count).tolist()]
+    def hidden_by_name(self) -> list[tuple[str, int]]:
+        """Of each kernel's own time what passes while the host works to launch the next one, added up for each name."""
+        calls = self._calls
+        waiting = union(calls.start_ns[self._waits], calls.end_ns[self._waits])
+        is_alone = len(self._work.start_ns) < 2
+        hidden = self._summed(
+            lambda block: (
+                np.zeros(block.stop - block.start, np.int64)
+                if is_alone
+                else np.minimum(self._hidden_in(block, waiting), self.own[block])
+            )
+        )
+        return [(self._names[code], int(hidden[code])) for code in distinct(self._name).tolist()]
 
     @cached_property
     def own(self) -> Ints:
         return exclusive_ns(self._work.start_ns, self._work.end_ns, self._talks)
-
-    @cached_property
-    def hidden(self) -> Ints:
-        """Of each kernel's own time what passes while the host works to launch the next one."""
-        size, calls = len(self._work.start_ns), self._calls
-        hidden = np.zeros(size, np.int64)
-        if size < 2:
-            return hidden
-        waiting = union(calls.start_ns[self._waits], calls.end_ns[self._waits])
-        # Block by block: of millions of kernels each step would be a column as large as those of the capture.
-        for first in range(0, size, BLOCK_ROWS):
-            block = slice(first, min(first + BLOCK_ROWS, size))
-            hidden[block] = self._hidden_in(block, waiting)
-        return np.minimum(hidden, self.own, out=hidden)
 
     def _hidden_in(self, block: slice, waiting: Intervals) -> Ints:
         calls, work = self._calls, self._work

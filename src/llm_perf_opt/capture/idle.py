@@ -208,7 +208,8 @@ def _map(compute: Activities, copies: Activities, calls: Calls, window: tuple[in
     gaps.call[for_host] = last_launch
     known = gaps.call >= 0
     if known.all():
-        launched = np.clip(calls.end_ns[gaps.call], gaps.start, gaps.end)
+        launched = calls.end_ns[gaps.call]
+        np.clip(launched, gaps.start, gaps.end, out=launched)
     else:
         launched = gaps.end.copy()
         launched[known] = np.clip(calls.end_ns[gaps.call[known]], gaps.start[known], gaps.end[known])
@@ -220,17 +221,18 @@ def _map(compute: Activities, copies: Activities, calls: Calls, window: tuple[in
     before = _Gaps(start=gaps.start, end=launched, call=gaps.call, trailing=gaps.trailing)
     queued = launched < gaps.end
     waited = launched > gaps.start
-    late = queued & waited
-    starting = Intervals(start=launched[late], end=gaps.end[late])
-    np.minimum(starting.end, starting.start + START_NS, out=starting.end)
     waiting = _waiting(before, known & waited, calls)
     span = _span((compute, copies))
     long_from_ns = before.long_from(waiting, known, span, len(compute) + len(copies))
     long = before.long_beside(waiting, known, long_from_ns)
+    long_gaps = union(gaps.start[long], launched[long])
+    unknown = union(gaps.start[~known], gaps.end[~known])
     after = _Gaps(start=launched, end=gaps.end, call=gaps.call, trailing=gaps.trailing)
+    held = _waiting(after, known & (gaps.end - launched >= LONG_GAP_NS), calls)
     # Gaps are in order and apart, and so are parts of them.
     between = Intervals(start=launched[queued], end=gaps.end[queued])
-    held = _waiting(after, known & (gaps.end - launched >= LONG_GAP_NS), calls)
+    del before, after, gaps, launched
+    starting = _start_of(between, waited[queued])
     if len(held.start):
         between, starting = without(between, held), without(starting, held)
         waiting = union(np.concatenate((waiting.start, held.start)), np.concatenate((waiting.end, held.end)))
@@ -241,11 +243,19 @@ def _map(compute: Activities, copies: Activities, calls: Calls, window: tuple[in
         copying=copying,
         queued=between,
         waiting=waiting,
-        unknown=union(gaps.start[~known], gaps.end[~known]),
+        unknown=unknown,
         starting=starting,
-        long=without(union(gaps.start[long], launched[long]), waiting),
+        long=without(long_gaps, waiting),
         held=held,
     )
+
+
+def _start_of(between: Intervals, waited: Flags) -> Intervals:
+    """How long kernels launched on an idle GPU take to start: the beginning of the gaps that waited for the host."""
+    start = between.start[waited]
+    end = start + START_NS
+    np.minimum(end, between.end[waited], out=end)
+    return Intervals(start=start, end=end)
 
 
 def _lasting(work: Activities) -> Activities:

@@ -82,6 +82,12 @@ class _Order:
         order = (self._by_process if by_process else self._by_thread)[0]
         return column if order is None else column[order]
 
+    def forget_times(self) -> None:
+        """Keep the orders alone: of a long capture the times are a column as large as its own."""
+        none = np.zeros(0, np.int64)
+        self._by_thread = (self._by_thread[0], none, none)
+        self._by_process = (self._by_process[0], none, none)
+
     @property
     def same_order(self) -> bool:
         return self._one_thread
@@ -134,6 +140,7 @@ class _Launched:
         self._views: dict[bool, tuple[Ints, Ints, Ints]] = {}
         chosen = _take(timeline.ranges, keep)
         self._first, self._count, self._wide = self._order.slices(chosen)
+        self._order.forget_times()
         self.unlaunched = place_unlaunched(timeline, work, ownership)
         row, owner = self.unlaunched.index, self.unlaunched.owner
         if ownership.cause is not None:
@@ -193,9 +200,7 @@ class _LaunchCalls:
         self._ownership = ownership
         # Nearly all calls kept of a capture launch: the others count nothing, which is cheaper than to leave them out.
         self._order = _Order(timeline, calls.thread, calls.start_ns)
-        self._launches = calls.launches.view(np.int8)
-        self._length = calls.end_ns - calls.start_ns
-        self._length[~calls.launches] = 0
+        self._calls = calls
 
     def inside(self, ranges: Ranges, keep: Ints) -> tuple[Ints, Ints]:
         """How many calls each range made or had made for it, and their summed time, also where several threads call."""
@@ -205,21 +210,32 @@ class _LaunchCalls:
             mine = wide == by_process
             if mine.any():
                 low, high = first[mine], (first + among)[mine]
-                for column, out in ((self._launches, count), (self._length, time)):
-                    before = _sums_before(self._order.arrange(column, by_process=by_process))
+                for column, out in ((self._launches, count), (self._lengths, time)):
+                    before = _sums_before(self._order.arrange(column(), by_process=by_process))
                     out[mine] = before[high] - before[low]
+                    del before
         if self._ownership.cause is not None:
             row = np.flatnonzero(self._ownership.cause >= 0)
             caused = _caused(self._ownership, row, self._ownership.cause[row], keep)
-            for column, out in ((self._launches, count), (self._length, time)):
-                before = _sums_before(column[caused.index])
+            for column, out in ((self._launches, count), (self._lengths, time)):
+                before = _sums_before(column()[caused.index])
                 out += before[caused.first + caused.count] - before[caused.first]
         return count, time
 
+    def _launches(self) -> Ints:
+        return self._calls.launches.view(np.int8)
+
+    def _lengths(self) -> Ints:
+        """Computed where it is needed: of a long capture it is as large as one of its columns."""
+        length: Ints = self._calls.end_ns - self._calls.start_ns
+        length[~self._calls.launches] = 0
+        return length
+
 
 def _sums_before(column: Ints) -> Ints:
-    """The sum of all before each entry, and of all."""
-    out = np.zeros(len(column) + 1, np.int64)
+    """The sum of all before each entry, and of all; counts of calls need no wide numbers."""
+    is_count = column.dtype == np.int8 and len(column) < 2**31
+    out: Ints = np.zeros(len(column) + 1, np.int32) if is_count else np.zeros(len(column) + 1, np.int64)
     np.cumsum(column, out=out[1:])
     return out
 
@@ -402,6 +418,10 @@ def _busy(
 
 def _devices(key: Ints, tables: Sequence[_Launched]) -> dict[int, int] | None:
     """On how many GPUs the work of each range key ran, those of each process by themselves; None where there is one."""
+    if all(_is_one(column) for t in tables for column in (t.work.process, t.work.device)):
+        works = {(int(t.work.process[0]), int(t.work.device[0])) for t in tables if len(t.work)}
+        if len(works) < 2:
+            return None
     codes = [(t.work.process.astype(np.int64) << 32) + t.work.device for t in tables]
     gpus = distinct(np.concatenate(codes))
     if len(gpus) < 2:
@@ -411,6 +431,10 @@ def _devices(key: Ints, tables: Sequence[_Launched]) -> dict[int, int] | None:
         ran = np.add.reduce([t.total((c == gpu).astype(np.int8)) for t, c in zip(tables, codes, strict=True)])
         found.update(distinct(key[ran > 0]).tolist())
     return dict(found)
+
+
+def _is_one(column: Ints) -> bool:
+    return not len(column) or int(column.min()) == int(column.max())
 
 
 class _Tally:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from llm_perf_opt.capture.idle import IdleSplit
-from llm_perf_opt.capture.intervals import Flags, Ints, union
+from llm_perf_opt.capture.intervals import BLOCK_ROWS, Flags, Ints, union
 from llm_perf_opt.capture.kernels.names import classify_kernel, distinct_short_names, short_kernel_name
 from llm_perf_opt.capture.ranges import RangeInstances, range_keys
 from llm_perf_opt.capture.rows import (
@@ -228,7 +228,9 @@ def _tallied(group: Ints, value: Ints) -> tuple[Ints, Ints, Ints]:
         return (*_in_order(group, value), np.ones(len(value), np.int64))
     key = group.astype(np.int64)
     key *= room
-    key += value // CLOCK_STEP
+    for first in range(0, len(value), BLOCK_ROWS):
+        block = slice(first, first + BLOCK_ROWS)
+        key[block] += value[block] // CLOCK_STEP
     key[rest] = groups * room
     tally = np.bincount(key, minlength=groups * room)[: groups * room]
     found = np.flatnonzero(tally)

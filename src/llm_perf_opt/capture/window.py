@@ -119,7 +119,8 @@ def timeline_window(
 ) -> TimelineWindow:
     """The last measured prefill and the steps behind it."""
     tables = [timeline.kernels.start_ns, timeline.calls.start_ns]
-    starts = np.sort(np.concatenate([*tables, *([operators.start_ns] if operators is not None else [])]))
+    starts = np.concatenate([*tables, *([operators.start_ns] if operators is not None else [])])
+    starts.sort()
     whole = capture_window(timeline)
     if whole[0] == whole[1] and operators is not None and len(operators):
         # Operators alone, of a program on the CPU.
@@ -127,9 +128,11 @@ def timeline_window(
     start, end, left_out = choose_window(timeline, starts, whole, max_events=max_events, decode_steps=decode_steps)
     names: Codes[str] = Codes()
     calls = _calls(timeline, operators, inputs, start, end, names)
-    work = join([timeline.kernels, timeline.graphs, timeline.copies])
-    pick = np.flatnonzero(_inside(work.start_ns, work.end_ns, start, end))
-    work = take(work, pick[np.argsort(work.start_ns[pick], kind="stable")])
+    del starts
+    # Chosen before they are joined: of a long capture little is drawn.
+    parts = [timeline.kernels, timeline.graphs, timeline.copies]
+    work = join([take(part, np.flatnonzero(_inside(part.start_ns, part.end_ns, start, end))) for part in parts])
+    work = take(work, np.argsort(work.start_ns, kind="stable"))
     kernels, streams = _kernels(timeline, work, start, end, names)
     around = _Around(timeline, operators if operators is not None else timeline.operators, start, end)
     at = np.maximum(work.call, 0)

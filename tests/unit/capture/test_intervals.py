@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from llm_perf_opt.capture import intervals
 from llm_perf_opt.capture.intervals import FEW_WINDOWS, Intervals, covered_ns, union
 from llm_perf_opt.capture.readers.nsys_database import narrow, one_for_all
 
@@ -52,3 +53,12 @@ def test_columns_take_no_more_memory_than_their_numbers_need() -> None:
     same = one_for_all(np.full(1_000, 7, np.int32))
     assert same.strides == (0,) and same.tolist() == [7] * 1_000
     assert one_for_all(np.array([1, 2])).tolist() == [1, 2] and not len(one_for_all(np.zeros(0, np.int64)))
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 500])
+def test_the_part_of_a_long_set_is_added_up_block_by_block(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intervals, "BLOCK_ROWS", 7)
+    whole = union(*_spans(count, seed=count))
+    since, until = _spans(100, seed=1)
+    inside = np.minimum(whole.end, until[:, None]) - np.maximum(whole.start, since[:, None])
+    assert whole.inside(since, until).tolist() == np.maximum(inside, 0).sum(axis=1).tolist()

@@ -167,8 +167,7 @@ def find_long_gaps(
     for code, one in maps.items():
         once: list[Gap] = []
         own_threads = timeline.thread_process == code
-        edges = _gaps(one)
-        length = edges.end - edges.start
+        length = _lengths_of_gaps(one)
         chosen = np.flatnonzero(length >= one.long_from_ns)
         short += int(((length > 0) & (length < one.long_from_ns)).sum())
         long += len(chosen)
@@ -179,11 +178,12 @@ def find_long_gaps(
             sample = rest[:: -(-len(rest) // SAMPLED)] if len(rest) else rest
             chosen = np.concatenate((chosen[:MAX_LOOKED_INTO], sample))
             weights = [1.0] * (len(chosen) - len(sample)) + [len(rest) / max(len(sample), 1)] * len(sample)
-            rest_ns = int(one.split(edges.start[rest], edges.end[rest]).long_ns.sum()) if len(rest) else 0
+            others = _gaps(one, rest)
+            rest_ns = int(one.split(others.start, others.end).long_ns.sum()) if len(rest) else 0
             own = compute if len(maps) == 1 else take(compute, np.flatnonzero(compute.process == code))
-            picked = Intervals(start=edges.start[chosen], end=edges.end[chosen])
-            # Of a long capture each of these is large.
-            del edges, length
+            picked = _gaps(one, chosen)
+            # Of a long capture this is large.
+            del length
             around = _Neighbours(timeline, own)
             seen = _look_into(timeline, around, one, picked, weights, source, startup, own_threads)
             looked = _judge_by_spread(seen, around, one)
@@ -271,11 +271,23 @@ def merge_long_gaps(parts: Sequence[LongGaps], *, single: frozenset[str] = froze
     )
 
 
-def _gaps(one: IdleMap) -> Intervals:
-    """Times without a kernel from the first GPU work to the last."""
-    return Intervals(
-        start=np.concatenate(([one.span[0]], one.busy.end)), end=np.concatenate((one.busy.start, [one.span[1]]))
-    )
+def _lengths_of_gaps(one: IdleMap) -> Ints:
+    """The lengths of the times without a kernel, from the first GPU work to the last."""
+    length = np.empty(len(one.busy.start) + 1, np.int64)
+    length[1:] = one.busy.end
+    length[0] = one.span[0]
+    np.subtract(one.busy.start, length[:-1], out=length[:-1])
+    length[-1] = one.span[1] - length[-1]
+    return length
+
+
+def _gaps(one: IdleMap, index: Ints) -> Intervals:
+    """Some of these times, by their places."""
+    start, end = np.full(len(index), one.span[0], np.int64), np.full(len(index), one.span[1], np.int64)
+    behind, before = index > 0, index < len(one.busy.start)
+    start[behind] = one.busy.end[index[behind] - 1]
+    end[before] = one.busy.start[index[before]]
+    return Intervals(start=start, end=end)
 
 
 def _look_into(

@@ -343,12 +343,15 @@ class _Usual:
         if code not in self._names:
             calls = self._calls
             same = np.flatnonzero(calls.name == code)
+            some = same[:: max(1, len(same) // SAMPLE)].copy()
+            count, last, half = len(same), min(FIRST_CALLS, len(same)) - 1, (len(some) - 1) // 2
             begun = calls.start_ns[same]
-            some = same[:: max(1, len(same) // SAMPLE)]
-            last, half = min(FIRST_CALLS, len(same)) - 1, (len(some) - 1) // 2
+            # Of a long capture each of these is large.
+            del same
+            begun.partition(last)
             self._names[code] = _OneName(
-                count=len(same),
-                early_ns=int(np.partition(begun, last)[last]),
+                count=count,
+                early_ns=int(begun[last]),
                 # The lower one of two: the first of two calls must not be its own measure.
                 median_ns=float(np.partition(calls.end_ns[some] - calls.start_ns[some], half)[half]),
             )

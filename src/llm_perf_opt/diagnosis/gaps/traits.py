@@ -173,8 +173,8 @@ def _flushes(timeline: Timeline, one: IdleMap, startup: StartUp, own: Flags) -> 
     if not goes_on(np.searchsorted(one.busy.start, calls.end_ns[frees]), len(one.busy.start)):
         return None
     work = [(table, _own_work(timeline, table, own)) for table in (timeline.kernels, timeline.graphs) if len(table)]
-    launches = in_order(np.concatenate([calls.start_ns[table.call[rows]] for table, rows in work]))
-    ended = in_order(np.concatenate([table.end_ns[rows] for table, rows in work]))
+    launches = in_order(_end_to_end([calls.start_ns[table.call[rows]] for table, rows in work]))
+    ended = in_order(_end_to_end([table.end_ns[rows] for table, rows in work]))
     # The first of the next launches that finds the host ahead again, or none before the next free.
     after_free = np.searchsorted(launches, calls.end_ns[frees])
     place = np.minimum(after_free[:, None] + np.arange(AFTER_FREE), len(launches) - 1)
@@ -202,11 +202,18 @@ def _flushes(timeline: Timeline, one: IdleMap, startup: StartUp, own: Flags) -> 
     )
 
 
+def _end_to_end(columns: Sequence[Ints]) -> Ints:
+    """Columns as one; a single one is not copied."""
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
 def _next_kernel(busy: Intervals, at: Ints) -> Ints:
     """When a kernel runs next from each moment on, the moment itself where one runs or none follows."""
     place = np.searchsorted(busy.start, at)
     runs = (place > 0) & (busy.end[np.maximum(place - 1, 0)] > at)
-    following = np.append(busy.start, at.max() if len(at) else 0)[place]
+    following = np.where(
+        place < len(busy.start), busy.start[np.minimum(place, len(busy.start) - 1)], at.max() if len(at) else 0
+    )
     found: Ints = np.where(runs, at, np.maximum(following, at))
     return found
 
@@ -366,20 +373,25 @@ def _launches(timeline: Timeline) -> _Launches | None:
     at = launched[::step]
     before = np.searchsorted(launched, at, side="left")
     some = known[::step]
+    delay = np.maximum(compute.start_ns[some] - calls.end_ns[compute.call[some]], 0)
+    depth = np.maximum(before - np.searchsorted(ended, at, side="right"), 0)
+    # Of a long capture each of these is large.
+    del known, some, launched, ended, at
+    call_ns = int(np.sum(calls.end_ns - calls.start_ns, where=launches))
     length = compute.end_ns - compute.start_ns
     short = length < SHORT_KERNEL_NS
     return _Launches(
-        delay=np.maximum(compute.start_ns[some] - calls.end_ns[compute.call[some]], 0),
-        depth=np.maximum(before - np.searchsorted(ended, at, side="right"), 0),
+        delay=delay,
+        depth=depth,
         by_graph=len(by_graph),
         by_graph_ns=int(length[by_graph].sum()),
         known=all_known,
         calls=int(launches.sum()),
-        call_ns=int(((calls.end_ns - calls.start_ns) * launches).sum()),
+        call_ns=call_ns,
         work=len(compute),
         short=int(short.sum()),
         work_ns=int(length.sum()),
-        short_ns=int((length * short).sum()),
+        short_ns=int(np.sum(length, where=short)),
     )
 
 
