@@ -14,7 +14,7 @@ def train_step(weight: torch.Tensor, batch: torch.Tensor) -> float:
 
 
 def main() -> None:
-    weight, batch = torch.ones(2048, 2048, device="cuda"), torch.ones(2048, 2048, device="cuda")
+    weight, batch = torch.ones(2, 256, 256, device="cuda", dtype=torch.bfloat16)
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         train_step(weight, batch)
