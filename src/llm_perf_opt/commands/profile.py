@@ -217,8 +217,8 @@ def _run_hydra(arguments: Arguments, only: tuple[int, ...] | None) -> HydraOutco
             require_values(overrides, entry)
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG_NAME)(task)()
         except COMPOSITION_ERRORS as error:
-            told = first_bad_job(overrides, entry) if is_sweep else overrides
-            raise explain_composition_error(error, told, user_dir=Path.cwd(), entry=entry) from error
+            job_overrides = first_bad_job(overrides, entry) if is_sweep else overrides
+            raise explain_composition_error(error, job_overrides, user_dir=Path.cwd(), entry=entry) from error
         except OSError as error:
             if started:
                 raise

@@ -196,9 +196,9 @@ def _check(
     problems += _device_problem(raw.get("run"))
     problems += _list_problems(typed.get("run"), typed.get("dataset"), typed.get("workload"))
     problems += _rank_problems(typed.get("run"), typed.get("infer"), typed.get("workload"))
-    told = {problem.key for problem in problems}
+    wrong_keys = {problem.key for problem in problems}
     # A value taken from another key is reported once, where it was set.
-    problems = [problem for problem in problems if borrowed.get(problem.key) not in told]
+    problems = [problem for problem in problems if borrowed.get(problem.key) not in wrong_keys]
     return _Checked(sections=typed, stages=stages, problems=problems)
 
 
@@ -304,8 +304,8 @@ def validate(cls: type[T], data: Any, section: str) -> tuple[T | None, list[Prob
         return (None if numbers else typed), numbers
     except ValidationError as error:
         problems = _explain(error, cls, data, section)
-        told = {problem.key for problem in problems}
-        return None, [*problems, *(problem for problem in numbers if problem.key not in told)]
+        wrong_keys = {problem.key for problem in problems}
+        return None, [*problems, *(problem for problem in numbers if problem.key not in wrong_keys)]
     except (ValueError, RecursionError) as error:
         text = f"cannot be read ({str(error).splitlines()[0]}), allowed: numbers and nesting a person would write"
         return None, [Problem(key=section, text=text)]

@@ -88,9 +88,9 @@ class CommandRunner:
         `is_over` ends it before its timeout, and `grace_s` is what it then has to write down what it has.
         """
 
-        def tick(elapsed_s: float, told: Progress | None) -> None:
-            words = [text for text in (label, told.text if told else None) if text and text != self.stage]
-            self.on_tick(elapsed_s, replace(told or Progress(text=""), text=": ".join(words)))
+        def tick(elapsed_s: float, latest: Progress | None) -> None:
+            words = [text for text in (label, latest.text if latest else None) if text and text != self.stage]
+            self.on_tick(elapsed_s, replace(latest or Progress(text=""), text=": ".join(words)))
 
         cwd, env = cwd or self.tmp_dir, {**self.environment, **(env or {})}
         if cmd_file is not None:

@@ -126,8 +126,11 @@ def _paused(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
     if paused <= 0:
         return rows
     left = [_scaled(row, 1 - paused / work) if row.cell.startswith(WORK) and row.cell != GC else row for row in rows]
-    told = f"{garbage.count} automatic collections, the longest {garbage.longest_s * 1e3:.0f} ms"
-    return [*left, HostRow(cell=AUTOMATIC, function=garbage.owner, file="", line=0, leaf=told, text="", samples=paused)]
+    detail_text = f"{garbage.count} automatic collections, the longest {garbage.longest_s * 1e3:.0f} ms"
+    return [
+        *left,
+        HostRow(cell=AUTOMATIC, function=garbage.owner, file="", line=0, leaf=detail_text, text="", samples=paused),
+    ]
 
 
 def _by_switches(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
@@ -136,17 +139,17 @@ def _by_switches(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
     if seen is None:
         return rows
     if "anomaly_mode" in seen.flags:
-        told = "anomaly mode of torch.autograd is on"
+        detail_text = "anomaly mode of torch.autograd is on"
         checked = (OPERATORS, GENERATION, SMALL)
-        rows = [replace(row, cell=CHECKS, detail=told) if row.cell in checked else row for row in rows]
+        rows = [replace(row, cell=CHECKS, detail=detail_text) if row.cell in checked else row for row in rows]
     if "no_kv_cache" in seen.flags:
         rows = [replace(row, cell=NO_CACHE) if row.cell == GENERATION else row for row in rows]
     if "gpu" in seen.flags:
         rows = [replace(row, cell=GPU_WORK) if row.cell == GENERATION else row for row in rows]
     limit = _thread_limit(found)
     if limit is not None and limit < seen.threads.processors and found.cpu_s is not None:
-        told = f"{limit} of {seen.threads.processors} processors"
-        rows = [replace(row, cell=ONE_THREAD, detail=told) if row.cell in THREADED else row for row in rows]
+        detail_text = f"{limit} of {seen.threads.processors} processors"
+        rows = [replace(row, cell=ONE_THREAD, detail=detail_text) if row.cell in THREADED else row for row in rows]
     return rows
 
 
@@ -157,8 +160,10 @@ def _thread_limit(found: HostDocument) -> int | None:
         return None
     if seen.threads.torch is not None:
         return seen.threads.torch
-    told = (seen.environment.get(name, "") for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"))
-    return next((int(text) for text in told if text.isdigit() and int(text) > 0), None)
+    detail_text = (
+        seen.environment.get(name, "") for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    )
+    return next((int(text) for text in detail_text if text.isdigit() and int(text) > 0), None)
 
 
 def _crowded(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
@@ -177,7 +182,9 @@ def _crowded(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
     waited = threads.waited_s / max(threads.ran_s + threads.waited_s, 1e-9)
     if wanted <= threads.processors or waited < CROWDED:
         return rows
-    told = f"{wanted} threads on {threads.processors} processors, waiting {100 * waited:.0f} % of their time to run"
+    detail_text = (
+        f"{wanted} threads on {threads.processors} processors, waiting {100 * waited:.0f} % of their time to run"
+    )
     kept: list[HostRow] = []
     for row in rows:
         if not row.cell.startswith((*WORK, LOCK, PROCESS)):
@@ -187,7 +194,7 @@ def _crowded(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
         if row.cell in (LOCK, PROCESS) and found.threads:
             # The main thread waits for those that have no turn.
             taken = replace(taken, function=found.threads[0].owner, file="", line=0, leaf="")
-        kept += [_scaled(row, 1 - waited), replace(taken, cell=CPU_WAIT, detail=told)]
+        kept += [_scaled(row, 1 - waited), replace(taken, cell=CPU_WAIT, detail=detail_text)]
     return kept
 
 
@@ -202,9 +209,9 @@ def _recompiled(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
     if not again or sum(one.total_s for one in again) < 0.5 * total:
         return rows
     worst = again[0]
-    told = f"{worst.count} compilations; {worst.failed or worst.reason}"
+    detail_text = f"{worst.count} compilations; {worst.failed or worst.reason}"
     return [
-        replace(row, cell=RECOMPILE, function=worst.owner, file="", line=0, leaf=told, detail="")
+        replace(row, cell=RECOMPILE, function=worst.owner, file="", line=0, leaf=detail_text, detail="")
         if row.cell == COMPILE
         else row
         for row in rows
@@ -223,9 +230,9 @@ def _waiting(found: HostDocument, rows: list[HostRow]) -> list[HostRow]:
     locked = sum(row.samples for row in rows if row.cell == LOCK) / max(found.samples, 1)
     if gil is not None and locked and gil.others_share >= GIL_HELD * locked and len(busy) > 1:
         # Threads that run Python interleaved: who waits for all of them waits for the interpreter.
-        told = f"{len(busy)} threads take turns in the interpreter"
+        detail_text = f"{len(busy)} threads take turns in the interpreter"
         rows = [
-            replace(row, cell=GIL, function=gil.holder, file="", line=0, leaf=told) if row.cell == LOCK else row
+            replace(row, cell=GIL, function=gil.holder, file="", line=0, leaf=detail_text) if row.cell == LOCK else row
             for row in rows
         ]
     work = sum(row.samples for row in rows if row.cell.startswith(WORK))

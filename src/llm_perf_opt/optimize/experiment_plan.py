@@ -315,11 +315,11 @@ def left_words(findings: Sequence[Finding], rows: Sequence[ExperimentRow]) -> tu
     for finding in findings:
         named = _experiments(finding)
         tried = [remedy.id for remedy in named if remedy.id in results]
-        told = f"tried: {', '.join(f'{name} ({results[name]})' for name in tried)}"
+        results_text = f"tried: {', '.join(f'{name} ({results[name]})' for name in tried)}"
         if tried and len(tried) == len(named):
-            words.append(f"{finding.title}; {told}")
+            words.append(f"{finding.title}; {results_text}")
         else:
-            words.append(f"{finding.title}: {finding.remedy}{f' ({told})' if tried else ''}")
+            words.append(f"{finding.title}: {finding.remedy}{f' ({results_text})' if tried else ''}")
     return tuple(words)
 
 

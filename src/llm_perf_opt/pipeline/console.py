@@ -59,7 +59,7 @@ class Console(Protocol):
     def say_command(self, line: str) -> None: ...
     def show(self, lines: Sequence[Text]) -> None: ...
     def stage_started(self, turn: StageTurn) -> None: ...
-    def tick(self, elapsed_s: float, told: Progress | None) -> None: ...
+    def tick(self, elapsed_s: float, latest: Progress | None) -> None: ...
     def stage_ended(self, record: StageRecord, *, reused: bool = False) -> None: ...
     def close(self) -> None: ...
 
@@ -69,14 +69,14 @@ def make_console() -> Console:
     return LiveConsole() if sys.stderr.isatty() else PlainConsole()
 
 
-def ended_line(record: StageRecord, *, reused: bool, told: set[str]) -> str:
-    """One line about a finished stage. A reason in `told` is not repeated, except for its log."""
+def ended_line(record: StageRecord, *, reused: bool, reasons_shown: set[str]) -> str:
+    """One line about a finished stage. A reason in `reasons_shown` is not repeated, except for its log."""
     time = "" if record.duration_s is None else f" in {record.duration_s:.1f} s"
     line = f"{record.name}: reused" if reused else f"{record.name}: {record.status}{time}"
     if not record.reason:
         return line
-    is_old = record.said in told
-    told.add(record.said)
+    is_old = record.said in reasons_shown
+    reasons_shown.add(record.said)
     return f"{line} — {'for the same reason' if is_old else record.reason}"
 
 
@@ -84,7 +84,7 @@ class PlainConsole:
     """Plain log lines on stderr; no ticks, so that a log file stays readable."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._reasons_shown: set[str] = set()
 
     def say(self, text: str) -> None:
         # The terminal may be closed; the run continues, and the manifest records what happened.
@@ -101,11 +101,11 @@ class PlainConsole:
     def stage_started(self, turn: StageTurn) -> None:
         self.say(f"{turn.title}: started" + ("" if turn.took_s is None else f", took {turn.took_s:.0f} s last time"))
 
-    def tick(self, elapsed_s: float, told: Progress | None) -> None:
+    def tick(self, elapsed_s: float, latest: Progress | None) -> None:
         return
 
     def stage_ended(self, record: StageRecord, *, reused: bool = False) -> None:
-        self.say(ended_line(record, reused=reused, told=self._told))
+        self.say(ended_line(record, reused=reused, reasons_shown=self._reasons_shown))
 
     def close(self) -> None:
         return
@@ -119,7 +119,7 @@ class LiveConsole:
         self._status: Status | None = None
         self._turn = StageTurn(name="")
         self._pace = Pace()
-        self._told: set[str] = set()
+        self._reasons_shown: set[str] = set()
 
     def say(self, text: str) -> None:
         self.show([Text(printable(text))])
@@ -142,15 +142,22 @@ class LiveConsole:
         with suppress(OSError):
             self._status.start()
 
-    def tick(self, elapsed_s: float, told: Progress | None) -> None:
+    def tick(self, elapsed_s: float, latest: Progress | None) -> None:
         if self._status is not None:
-            line = progress_text(self._turn, elapsed_s, told, left_s=self._pace.left_s(elapsed_s, told))
+            line = progress_text(self._turn, elapsed_s, latest, left_s=self._pace.left_s(elapsed_s, latest))
             line.truncate(self._console.width - 3, overflow="ellipsis")
             self._status.update(line)
 
     def stage_ended(self, record: StageRecord, *, reused: bool = False) -> None:
         self.close()
-        self.show([Text.assemble(_MARK[record.status], printable(ended_line(record, reused=reused, told=self._told)))])
+        self.show(
+            [
+                Text.assemble(
+                    _MARK[record.status],
+                    printable(ended_line(record, reused=reused, reasons_shown=self._reasons_shown)),
+                )
+            ]
+        )
 
     def close(self) -> None:
         if self._status is not None:
@@ -166,29 +173,29 @@ class Pace:
         self._first: tuple[float, int] | None = None
         self._latest: tuple[float, int] | None = None
 
-    def left_s(self, elapsed_s: float, told: Progress | None) -> float | None:
-        if told is None or told.done is None or told.of is None:
+    def left_s(self, elapsed_s: float, latest: Progress | None) -> float | None:
+        if latest is None or latest.done is None or latest.of is None:
             return None
-        if self._first is None or self._latest is None or told.done < self._latest[1]:
-            self._first = self._latest = (elapsed_s, told.done)
-        if told.done > self._latest[1]:
-            self._latest = (elapsed_s, told.done)
+        if self._first is None or self._latest is None or latest.done < self._latest[1]:
+            self._first = self._latest = (elapsed_s, latest.done)
+        if latest.done > self._latest[1]:
+            self._latest = (elapsed_s, latest.done)
         (began_s, began), (came_s, came) = self._first, self._latest
         if came == began:
             return None
         each_s = (came_s - began_s) / (came - began)
-        return max(0.0, each_s * (told.of - came) - (elapsed_s - came_s))
+        return max(0.0, each_s * (latest.of - came) - (elapsed_s - came_s))
 
 
-def progress_text(turn: StageTurn, elapsed_s: float, told: Progress | None, *, left_s: float | None) -> Text:
+def progress_text(turn: StageTurn, elapsed_s: float, latest: Progress | None, *, left_s: float | None) -> Text:
     """Stage, time, steps done of the total, what is left, and last what is being done, which a narrow terminal cuts."""
     time = f"{elapsed_s:.0f} s" + ("" if turn.took_s is None else f" of about {turn.took_s:.0f} s")
     parts: list[str | tuple[str, str]] = [(turn.title, "bold"), f"  {time}"]
-    if told is not None and told.done is not None and told.of is not None:
+    if latest is not None and latest.done is not None and latest.of is not None:
         left = "" if left_s is None else f", about {left_s:.0f} s left"
-        parts.append((f"  {told.done} of {told.of}{left}", "cyan"))
-    if told is not None and told.text:
-        parts.append((f"  {printable(told.text)}", "dim"))
+        parts.append((f"  {latest.done} of {latest.of}{left}", "cyan"))
+    if latest is not None and latest.text:
+        parts.append((f"  {printable(latest.text)}", "dim"))
     return Text.assemble(*parts)
 
 
@@ -241,8 +248,8 @@ def verdict_lines(view: "ReportView", *, findings: int = FINDINGS_SHOWN) -> list
     lines += [Text(printable(f"  unsteady: {text}"), style="yellow") for text in headline.warnings[:1]]
     for finding in view.findings[:findings]:
         gain = ", ".join(text for text in (finding.saves, finding.gain) if text)
-        told = (f": {printable(gain)}", "green") if gain else ""
-        lines.append(Text.assemble(f"  {finding.rank}. ", printable(finding.title), told))
+        gain_text = (f": {printable(gain)}", "green") if gain else ""
+        lines.append(Text.assemble(f"  {finding.rank}. ", printable(finding.title), gain_text))
     if len(view.findings) > findings == FINDINGS_SHOWN:
         lines.append(Text(f"  … {len(view.findings) - findings} more in the report", style="dim"))
     return lines

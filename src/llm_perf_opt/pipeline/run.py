@@ -243,12 +243,12 @@ def _tell_so_far(run: RunInput) -> float | None:
     """The first verdict, while later stages are still to come; returns the seconds the run took to it."""
     if run.so_far is None:
         return None
-    told = guarded(run.so_far)
-    if isinstance(told, Exception):
-        run.console.say(f"no first verdict: {type(told).__name__}: {told}")
+    verdict_lines = guarded(run.so_far)
+    if isinstance(verdict_lines, Exception):
+        run.console.say(f"no first verdict: {type(verdict_lines).__name__}: {verdict_lines}")
         return None
     after_s = round((datetime.now(UTC) - run.begun).total_seconds(), 1)
-    run.console.show([Text(f"preliminary result after {after_s:.0f} s; remaining stages continue:"), *told])
+    run.console.show([Text(f"preliminary result after {after_s:.0f} s; remaining stages continue:"), *verdict_lines])
     return after_s
 
 

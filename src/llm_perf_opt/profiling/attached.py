@@ -224,9 +224,9 @@ class _Polled:
         self._last_io = self._io() or self._last_io
         return True
 
-    def tick(self, elapsed_s: float, told: Progress | None) -> None:
+    def tick(self, elapsed_s: float, latest: Progress | None) -> None:
         """While a command of ours runs."""
-        del elapsed_s, told
+        del elapsed_s, latest
         self.poll()
 
     def _state(self) -> str:

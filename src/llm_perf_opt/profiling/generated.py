@@ -54,13 +54,13 @@ def find_kernels(code: str, nodes: Mapping[str, str]) -> Iterator[tuple[Generate
     """The kernels defined in one file of inductor's cache, and their source; `nodes` are modules by operation."""
     for found in _KERNEL.finditer(code):
         name = found["name"]
-        told = _told_above(code, found.start())
+        named_above = _told_above(code, found.start())
         kernel = GeneratedKernel(
             name=name,
             language=found["language"],
-            operators=_words(told["operators"]) if told is not None else _words_of(name),
+            operators=_words(named_above["operators"]) if named_above is not None else _words_of(name),
             file="",
-            modules=_modules(told["nodes"] or "", nodes) if told is not None else (),
+            modules=_modules(named_above["nodes"] or "", nodes) if named_above is not None else (),
         )
         yield kernel, found["source"]
 

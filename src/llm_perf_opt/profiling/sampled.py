@@ -222,11 +222,11 @@ def _explained(row: HostRow, names: LineNames, waits_for: OtherSide | None, tota
         awaited = f"awaited in {place_of(row.function, row.file, row.line)}"
         does = waits_for.row
         return replace(does, cell=WORKERS, samples=row.samples, text="", leaf=awaited, detail="")
-    told = f"meanwhile {'a child process' if waits_for.is_process else 'another thread'}: {waits_for.owner}"
+    meanwhile_text = f"meanwhile {'a child process' if waits_for.is_process else 'another thread'}: {waits_for.owner}"
     cell = PROCESS if waits_for.is_process else row.cell
     if cell == PROCESS and waits_for.cell in (PICKLING, STARTING):
         cell = PASSING if waits_for.cell == PICKLING else STARTING
-    return replace(row, cell=cell, detail=told)
+    return replace(row, cell=cell, detail=meanwhile_text)
 
 
 def live_notes(seen: HostObserved | None, *, wall_s: float) -> tuple[str, ...]:

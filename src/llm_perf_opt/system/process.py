@@ -326,27 +326,27 @@ def _start(
     redactor: Redactor | None,
 ) -> "subprocess.Popen[bytes]":
     """Start a command in its own session, with nothing to read and its output in the log."""
-    failed, told = os.pipe()
+    failed, write_end = os.pipe()
     # What the supervisor takes out of the log if we are killed; in memory, and not for the command.
     known = _in_memory(redactor.values) if redactor is not None and _HAS_SUPERVISOR else None
     cleaned = [] if known is None else ["--clean", str(known), str(log.absolute())]
     try:
         with log.open("wb") as sink:
             process = subprocess.Popen(
-                _supervised(argv, told, remove, cleaned) if _HAS_SUPERVISOR else argv,
+                _supervised(argv, write_end, remove, cleaned) if _HAS_SUPERVISOR else argv,
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 env=env,
                 cwd=cwd,
                 start_new_session=True,
-                pass_fds=(told,) if known is None else (told, known),
+                pass_fds=(write_end,) if known is None else (write_end, known),
             )
     except OSError as error:
         os.close(failed)
         raise ToolError(f"{argv[0]}: could not be started ({error.strerror or error})") from error
     finally:
-        os.close(told)
+        os.close(write_end)
         if known is not None:
             os.close(known)
     # Ends when the command has been started, and says why if it could not be.
@@ -359,9 +359,9 @@ def _start(
     return process
 
 
-def _supervised(argv: Sequence[str], told: int, remove: Sequence[Path], cleaned: Sequence[str]) -> list[str]:
+def _supervised(argv: Sequence[str], write_end: int, remove: Sequence[Path], cleaned: Sequence[str]) -> list[str]:
     folders = [word for folder in remove for word in ("--remove", str(folder))]
-    ours = [sys.executable, "-I", "-S", str(SUPERVISOR), str(told), str(os.getpid())]
+    ours = [sys.executable, "-I", "-S", str(SUPERVISOR), str(write_end), str(os.getpid())]
     return [*ours, *cleaned, *folders, "--", *argv]
 
 

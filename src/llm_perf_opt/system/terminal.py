@@ -40,9 +40,9 @@ def screen_width(stream: TextIO | None = None, environ: Mapping[str, str] = os.e
     stream = sys.stdout if stream is None else stream
     if not stream.isatty():
         return None
-    told = environ.get("COLUMNS", "")
-    if told.isdecimal() and int(told) > 0:
-        return int(told)
+    width_text = environ.get("COLUMNS", "")
+    if width_text.isdecimal() and int(width_text) > 0:
+        return int(width_text)
     try:
         # An emulator that does not know its size says 0.
         return os.get_terminal_size(stream.fileno()).columns or 80

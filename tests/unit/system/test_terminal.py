@@ -190,7 +190,7 @@ def test_the_same_failure_of_a_second_stage_is_not_told_again() -> None:
                 duration_s=2.0,
             ),
             reused=False,
-            told=told,
+            reasons_shown=told,
         )
         for name in ("torch_profiler", "nsys")
     ]

@@ -536,8 +536,8 @@ def _annotations(timeline: Timeline, pick: Ints) -> Ints:
 
 
 def _key(args: CollectiveArgs, annotation: str | None, kernel: str) -> _Key:
-    told = (kind_of_collective(text) for text in (args.name, annotation, kernel) if text)
-    collective = next((kind for kind in told if kind is not None), UNNAMED)
+    kinds_named = (kind_of_collective(text) for text in (args.name, annotation, kernel) if text)
+    collective = next((kind for kind in kinds_named if kind is not None), UNNAMED)
     return _Key(
         collective=collective,
         group=args.group,

@@ -65,8 +65,10 @@ class HostEdge:
     @property
     def sets_up(self) -> bool:
         """Whether a longer run would not pay it again, by what is known of it."""
-        told = sum(part.time_ns for part in self.parts if means(part.name, "sets_up"))
-        return self.verdict in ("compilation", "new_shapes") or max(told, self.startup_ns) >= TELLS * self.length_ns
+        set_up_ns = sum(part.time_ns for part in self.parts if means(part.name, "sets_up"))
+        return (
+            self.verdict in ("compilation", "new_shapes") or max(set_up_ns, self.startup_ns) >= TELLS * self.length_ns
+        )
 
     @property
     def waits(self) -> bool:
@@ -163,8 +165,10 @@ def _edge(
         kind: _outermost(timeline, events, (start_ns, end_ns), threads, None if kind == OPERATOR else at_ns)
         for kind, events in ((RANGE, inner), (OPERATOR, timeline.operators), (FRAME, timeline.frames))
     }
-    told = [recorded[kind] for kind in (OPERATOR, FRAME)]
-    known_ns = union(np.concatenate([e.start_ns for e in told]), np.concatenate([e.end_ns for e in told])).total
+    host_events = [recorded[kind] for kind in (OPERATOR, FRAME)]
+    known_ns = union(
+        np.concatenate([e.start_ns for e in host_events]), np.concatenate([e.end_ns for e in host_events])
+    ).total
     length_ns = end_ns - start_ns if outer is not None else known_ns
     if length_ns < LONG_GAP_NS:
         return None

@@ -61,8 +61,8 @@ def owner_of(names: tuple[str, ...], frames: HostEvents, index: Ints, start: int
 
 def _chain(stack: list[str]) -> HostOwner:
     """The leaf, its callers and the user's innermost function, of a stack that begins with the leaf."""
-    told = [readable(name) for name in stack if not means(name, "marks_module")]
-    named = [name for i, name in enumerate(told) if i == 0 or not means(name, "is_built_in")]
+    readable_names = [readable(name) for name in stack if not means(name, "marks_module")]
+    named = [name for i, name in enumerate(readable_names) if i == 0 or not means(name, "is_built_in")]
     users = [name for name in named if not is_library(name)]
     user = users[0] if users else None
     chain = named[:LONGEST_CHAIN]

@@ -290,8 +290,8 @@ def copy_places(timelines: Sequence[Timeline]) -> tuple[CopyPlace, ...]:
 
 def _named_around(timeline: Timeline, events: HostEvents | Ranges, call: Ints) -> Ints:
     """For each call the innermost event around it that is none of the framework's own, as a name's code, or -1."""
-    told = np.array([_FRAMEWORK_OPERATOR.match(name) is None for name in timeline.names], np.bool_)
-    mine = np.flatnonzero(told[events.name]) if len(events) else np.zeros(0, np.int64)
+    is_own_operator = np.array([_FRAMEWORK_OPERATOR.match(name) is None for name in timeline.names], np.bool_)
+    mine = np.flatnonzero(is_own_operator[events.name]) if len(events) else np.zeros(0, np.int64)
     columns = (events.thread[mine], events.start_ns[mine], events.end_ns[mine])
     found = innermost(nest(*columns), *columns, timeline.calls.thread[call], timeline.calls.start_ns[call])
     return np.where(found >= 0, events.name[mine][np.maximum(found, 0)], -1) if len(mine) else found

@@ -83,13 +83,13 @@ def _host_alone(timeline: Timeline) -> HostAlone:
     outside = without(outside, busy)
     built_in = [code for code, name in enumerate(timeline.names) if name.startswith(_BUILT_IN)]
     frames = timeline.frames
-    told = np.flatnonzero((frames.thread == thread) & ~np.isin(frames.name, built_in))
+    own_frames = np.flatnonzero((frames.thread == thread) & ~np.isin(frames.name, built_in))
     opened = np.flatnonzero((ranges.thread == thread) & ~ranges.process_wide)
     return HostAlone(
         span_ns=end_ns - start_ns,
         operators_ns=busy.total,
         ranges=_rows(timeline.names, named.take(opened), outside),
-        frames=_rows(timeline.names, frames.take(told), outside),
+        frames=_rows(timeline.names, frames.take(own_frames), outside),
         loading_ns=loading.total,
         loading_owner=owner,
     )

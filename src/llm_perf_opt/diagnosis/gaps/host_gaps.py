@@ -114,8 +114,8 @@ class HostRecord:
         found = self._find(start, end, thread, own=own)
         if found is None or found.kind != RANGE or found.cost != "host_work":
             return found
-        told = self._calls_of(CALL, start, end, thread, own=own)
-        return found if told is None or told.cost == "host_work" else replace(told, where=found.name)
+        judged = self._calls_of(CALL, start, end, thread, own=own)
+        return found if judged is None or judged.cost == "host_work" else replace(judged, where=found.name)
 
     def _owner(self, start: int, end: int, thread: int) -> HostOwner:
         """By Python frames, else by operators."""
@@ -158,16 +158,16 @@ class HostRecord:
             return None
         names, place = grouped(events.name[index])
         name = self._names[int(names[np.argmax(np.bincount(place, weights=overlap))])]
-        told = judge([name], [name])
-        return HostActivity(verdict=told.verdict, cost=told.cost, kind=kind, name=readable(name), where=None)
+        judged = judge([name], [name])
+        return HostActivity(verdict=judged.verdict, cost=judged.cost, kind=kind, name=readable(name), where=None)
 
     def _operators_of(self, start: int, end: int, thread: int) -> HostActivity | None:
         """The operator with most time among many short ones that fill half of a time together."""
         name = self._busiest(start, end, thread)
         if name is None:
             return None
-        told = judge([name], [name])
-        return HostActivity(verdict=told.verdict, cost=told.cost, kind=OPERATOR, name=readable(name), where=None)
+        judged = judge([name], [name])
+        return HostActivity(verdict=judged.verdict, cost=judged.cost, kind=OPERATOR, name=readable(name), where=None)
 
     def _paused(self, start: int, end: int, thread: int) -> HostActivity | None:
         """The profiler, or the driver that loads code, if their pauses fill half of a time."""
@@ -178,10 +178,10 @@ class HostRecord:
         for index in pauses.near(start, end).tolist():
             overlap = min(int(pauses.end_ns[index]), end) - max(int(pauses.start_ns[index]), start)
             name = self._names[int(pauses.name[index])]
-            told = judge_overhead(name)
+            judged = judge_overhead(name)
             is_ours = self._process[pauses.thread[index]] == self._process[thread]
-            if told is not None and overlap > 0 and is_ours:
-                names = spent.setdefault((told.verdict, told.cost), {})
+            if judged is not None and overlap > 0 and is_ours:
+                names = spent.setdefault((judged.verdict, judged.cost), {})
                 names[name] = names.get(name, 0) + overlap
         for (verdict, cost), names in spent.items():
             if sum(names.values()) >= COVERS * (end - start):
@@ -255,20 +255,20 @@ class HostRecord:
         if not inner:
             return None
         near = [name for name, length_ns in inner if length_ns <= NEAR * (end - start)]
-        told = judge([name for name, _ in inner], near)
-        kind, name = self._named(stacks, told.said)
-        if kind == RANGE and told.said is None and own:
+        judged = judge([name for name, _ in inner], near)
+        kind, name = self._named(stacks, judged.said)
+        if kind == RANGE and judged.said is None and own:
             busiest = self._busiest(start, end, thread)
             kind, name = (OPERATOR, busiest) if busiest is not None else (kind, name)
-        if told.cost == "host_work" and kind == OPERATOR:
-            told = self._unusual(name, start, end) or told
-        warms_up = told.verdict in ("host_work", "host_wait", "stalls")
+        if judged.cost == "host_work" and kind == OPERATOR:
+            judged = self._unusual(name, start, end) or judged
+        warms_up = judged.verdict in ("host_work", "host_wait", "stalls")
         if warms_up and any(is_warmup(around) for around, _ in stacks.get(RANGE, [])):
-            told = FIRST_USE
+            judged = FIRST_USE
         where = next((around for around, _ in stacks.get(RANGE, []) if around != name), None)
         return HostActivity(
-            verdict=told.verdict,
-            cost=told.cost,
+            verdict=judged.verdict,
+            cost=judged.cost,
             kind=kind,
             name=readable(name),
             where=where,

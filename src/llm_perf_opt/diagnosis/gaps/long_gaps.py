@@ -310,24 +310,24 @@ def _look_into(
     for i, (start, end) in enumerate(zip(gaps.start.tolist(), gaps.end.tolist(), strict=True)):
         before, after, call = around.of(start, end)
         long_ns = int(split.long_ns[i])
-        activity = told = NOTHING
+        activity = host_activity = NOTHING
         pieces: list[_Piece] = []
         since, until = start, end
         if call >= 0:
             # What the host does alongside copies, waits, and the start of what it launched is what keeps the GPU idle.
             since, until = _longest_part(one.long, start, end) if long_ns > 0 else (start, end)
             thread = int(calls.thread[call])
-            told = record.during(since, until, thread)
-            rests = record.rests(told, since, until, thread, one.long_from_ns)
+            host_activity = record.during(since, until, thread)
+            rests = record.rests(host_activity, since, until, thread, one.long_from_ns)
             pieces = [(record.during(*rest, thread), rest) for rest in rests]
             activity = _by_neighbours(
-                told, record, around, gap=(start, end), part=(since, until), thread=thread, after=after
+                host_activity, record, around, gap=(start, end), part=(since, until), thread=thread, after=after
             )
         tuner = next((name for name in (before, after) if is_tuning(name)), None)
         if tuner is not None and activity.verdict in ("host_work", "unknown"):
             activity = replace(activity, verdict="compilation", cost="autotuning", kind=KERNEL, name=tuner)
         # What the kernels around a gap show is true of all of it.
-        pieces = pieces if activity is told else []
+        pieces = pieces if activity is host_activity else []
         pieces.insert(0, (activity, _without_ends((since, until), [rest for _, rest in pieces])))
         if call >= 0 and long_ns > 0:
             refined = [starts.refine(piece, int(calls.thread[call])) for piece in pieces]
@@ -483,13 +483,15 @@ def _judge_by_spread(looked: list[_Looked], around: "_Neighbours", one: IdleMap)
     }
 
     def judged(activity: HostActivity, end_ns: int) -> HostActivity:
-        told = _may_recur(activity)
-        if told is None:
+        recurrence = _may_recur(activity)
+        if recurrence is None:
             return activity
-        if recurring[told] and told == ALLOCATION:
+        if recurring[recurrence] and recurrence == ALLOCATION:
             return activity
-        if recurring[told]:
-            return replace(activity, verdict=told, cost="recompilation" if told == "recompilation" else "stall")
+        if recurring[recurrence]:
+            return replace(
+                activity, verdict=recurrence, cost="recompilation" if recurrence == "recompilation" else "stall"
+            )
         if activity.verdict == "stalls" and not around.is_early(end_ns):
             return replace(activity, verdict="host_work")
         return replace(

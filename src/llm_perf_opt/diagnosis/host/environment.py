@@ -42,8 +42,8 @@ def _effects() -> tuple[VariableEffect, ...]:
 def variable_effects(environment: Mapping[str, str], processors: int) -> tuple[str, ...]:
     """One line for each variable that is set to a value that matters."""
     found = ((row, environment[row.name]) for row in _effects() if row.name in environment)
-    told = (_told(row, value, processors) for row, value in found if row.values.fullmatch(value))
-    return tuple(text for text in told if text)
+    texts = (_told(row, value, processors) for row, value in found if row.values.fullmatch(value))
+    return tuple(text for text in texts if text)
 
 
 def _told(row: VariableEffect, value: str, processors: int) -> str:

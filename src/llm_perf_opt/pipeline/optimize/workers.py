@@ -205,7 +205,9 @@ class ModelWorker:
             self._service.end()
             raise OutOfTime(f"it was ended after {self._service.elapsed_s:.0f} s: its share of the budget was used up")
         lines = reversed(read_tail(self.log, TAIL_BYTES).splitlines())
-        self._tick(self._service.elapsed_s, next((told for line in lines if (told := read_progress(line))), None))
+        self._tick(
+            self._service.elapsed_s, next((progress for line in lines if (progress := read_progress(line))), None)
+        )
 
 
 def pass_values(samples: tuple[PassSample, ...], *, repeat: int) -> dict[str, list[RepeatedValue]]:

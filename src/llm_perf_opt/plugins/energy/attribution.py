@@ -148,8 +148,8 @@ def _fitted(curve: EnergyCurve, phase: str, spans: Sequence[WorkloadSpan], fit: 
     watts, error_w = fit.watts[phase]
     joules, error_j = watts * energy.seconds, error_w * energy.seconds
     if watts <= 0 or error_w > WORST_ERROR * watts:
-        told = f"a fit gives {joules:.3g} ± {error_j:.2g} J, too uncertain to be reported; more repeats help"
-        return replace(energy, reason=f"{short}: {told}")
+        uncertainty = f"a fit gives {joules:.3g} ± {error_j:.2g} J, too uncertain to be reported; more repeats help"
+        return replace(energy, reason=f"{short}: {uncertainty}")
     how = f"fitted over refreshes every {curve.period_s * 1e3:.0f} ms, ±{100 * error_w / watts:.1g} %"
     return replace(energy, joules=joules, error_j=error_j, how=how)
 

@@ -206,20 +206,20 @@ def _amdsmi() -> Any:
 def _amd(smi: Any, handle: Any, number: int) -> Counter:
     def energy() -> float | None:
         try:
-            told = smi.amdsmi_get_energy_count(handle)
+            reply = smi.amdsmi_get_energy_count(handle)
         except smi.AmdSmiException:
             return None
         # Called `power` until ROCm 6.1; a count in steps of `counter_resolution` microjoules.
-        count = told["energy_accumulator"] if "energy_accumulator" in told else told["power"]
-        return float(count) * float(told["counter_resolution"]) / 1e6
+        count = reply["energy_accumulator"] if "energy_accumulator" in reply else reply["power"]
+        return float(count) * float(reply["counter_resolution"]) / 1e6
 
     def power() -> float | None:
         try:
-            told = smi.amdsmi_get_power_info(handle)
+            reply = smi.amdsmi_get_power_info(handle)
         except smi.AmdSmiException:
             return None
         # Which of them a GPU fills depends on its generation; the others are "N/A" or 0.
-        values = [told.get(key) for key in ("current_socket_power", "average_socket_power")]
+        values = [reply.get(key) for key in ("current_socket_power", "average_socket_power")]
         return next((float(v) for v in values if isinstance(v, int | float) and v), None)
 
     return Counter(

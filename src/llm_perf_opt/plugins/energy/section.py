@@ -150,9 +150,9 @@ def _throttled(device: DeviceEnergy) -> str | None:
 
 def power_points(readings: Sequence[Reading]) -> list[tuple[int, float]]:
     """Power over time: as reported, or from the increase of the counter between two readings."""
-    told = [(r.at_ns, r.power_w) for r in readings if r.power_w is not None]
-    if told:
-        return told
+    known_power = [(r.at_ns, r.power_w) for r in readings if r.power_w is not None]
+    if known_power:
+        return known_power
     known = [(r.at_ns, r.energy_j) for r in readings if r.energy_j is not None]
     return [(b, (y - x) / ((b - a) / 1e9)) for (a, x), (b, y) in pairwise(known) if b > a]
 

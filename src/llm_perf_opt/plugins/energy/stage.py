@@ -205,9 +205,9 @@ def with_requests(spans: Sequence[WorkloadSpan]) -> tuple[WorkloadSpan, ...]:
 def _with_tokens(request: WorkloadSpan, steps: Sequence[WorkloadSpan]) -> WorkloadSpan:
     first = bisect_left(steps, request.start_ns, key=lambda s: s.start_ns)
     last = bisect_left(steps, request.end_ns, key=lambda s: s.start_ns)
-    told = [step.tokens for step in steps[first:last]]
-    known = [tokens for tokens in told if tokens is not None]
-    if request.tokens is not None or not known or len(known) != len(told):
+    step_tokens = [step.tokens for step in steps[first:last]]
+    known = [tokens for tokens in step_tokens if tokens is not None]
+    if request.tokens is not None or not known or len(known) != len(step_tokens):
         return request
     return replace(request, tokens=sum(known) + max(known))
 

@@ -117,7 +117,7 @@ class GenerationMarks:
             return
         import json
 
-        told = {
+        document = {
             "name": os.path.basename(str(getattr(config, "_name_or_path", "")).rstrip("/")) or type(model).__name__,
             "dtype": str(parameter.dtype).removeprefix("torch."),
             "device": parameter.device.type,
@@ -125,7 +125,7 @@ class GenerationMarks:
         }
         # What JSON cannot represent, such as a dtype, is not a size.
         with suppress(OSError, TypeError, ValueError):
-            text = json.dumps(told, default=str, allow_nan=False)
+            text = json.dumps(document, default=str, allow_nan=False)
             with open(os.path.join(folder, f"model-{os.getpid()}.json"), "w", encoding="utf-8") as file:
                 file.write(text)
 
@@ -138,12 +138,12 @@ class GenerationMarks:
         finally:
             call.depth -= 1
 
-    def wrap_method(self, owner: Any, name: str, told: Callable[[], None]) -> None:
+    def wrap_method(self, owner: Any, name: str, document: Callable[[], None]) -> None:
         original = getattr(owner, name)
 
         @functools.wraps(original)
         def method(*args: Any, **kwargs: Any) -> Any:
-            told()
+            document()
             return original(*args, **kwargs)
 
         setattr(method, WRAPPED, True)

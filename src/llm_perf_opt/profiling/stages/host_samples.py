@@ -87,11 +87,11 @@ def _rate_for(clean: Mapping[str, Stats], rate_hz: int) -> int:
 def _first_words(clean: Mapping[str, Stats]) -> str:
     """What is known as soon as the program has run once."""
     wall = clean["wall_ms"].p50 if "wall_ms" in clean else None
-    told = ["the program was ended" if wall is None else f"the program ran {format_ms(wall)}"]
+    sentences = ["the program was ended" if wall is None else f"the program ran {format_ms(wall)}"]
     for key, label in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("training_step_ms", "median training step")):
         value = clean[key].p50 if key in clean else None
-        told += [] if value is None else [f"{label} {format_ms(value)}"]
-    return ", ".join(told)
+        sentences += [] if value is None else [f"{label} {format_ms(value)}"]
+    return ", ".join(sentences)
 
 
 def _metrics(found: HostDocument, source: str) -> dict[str, Metric]:

@@ -30,8 +30,12 @@ def render_terminal(found: CompareDocument, *, top: int | None = None) -> str:
         lines += ["", terminal_table(columns, rows, right=(1, 2, 3))]
         lines += [f"note: {note}" for note in value_notes(found.metrics)]
     for waterfall in found.waterfalls:
-        rows = waterfall_cells(waterfall) if top else _short(waterfall_cells(waterfall))
-        lines += ["", f"where it went: {waterfall.title}", terminal_table(("step", "ms"), rows, right=(1,), rule=False)]
+        steps = waterfall_cells(waterfall) if top else _short(waterfall_cells(waterfall))
+        lines += [
+            "",
+            f"where it went: {waterfall.title}",
+            terminal_table(("step", "ms"), steps, right=(1,), rule=False),
+        ]
     changed = changed_kernels(found.kernels)
     if changed and top:
         rows_ = [kernel_cells(row) for row in changed[:top]]
@@ -56,11 +60,11 @@ def has_tables(found: CompareDocument) -> bool:
     return bool(changed_kernels(found.kernels)) or any(row.difference for rows in found.tables.values() for row in rows)
 
 
-def _short(cells: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def _short(cells: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Base, the largest steps, which come first, and candidate."""
     left_out = len(cells) - 2 - SHORT_STEPS
     if left_out < 2:
-        return cells
+        return list(cells)
     return [*cells[: 1 + SHORT_STEPS], (f"… {left_out} smaller steps", ""), cells[-1]]
 
 

@@ -238,8 +238,8 @@ def _ncu(ncu: NcuAnalysis, top: int) -> Text:
 
 def _advice(ncu: NcuAnalysis, top: int) -> list[str]:
     """What ncu itself advises most for the heaviest kernels."""
-    told = [(kernel.short, kernel.advice[0]) for kernel in ncu.kernels[:top] if kernel.advice][:FEWEST]
-    return [f"ncu on {name}: {' '.join(advice.text.split())}" for name, advice in told]
+    advised = [(kernel.short, kernel.advice[0]) for kernel in ncu.kernels[:top] if kernel.advice][:FEWEST]
+    return [f"ncu on {name}: {' '.join(advice.text.split())}" for name, advice in advised]
 
 
 def _section(section: Section, top: int) -> Text:

@@ -101,8 +101,10 @@ def _trend(view: ReportView) -> list[str]:
     change = 100 * (now.value / before.tpot_ms - 1) if before.tpot_ms else 0.0
     rows = [f"- {r.created_at[:10]}, {escape(r.run_id)}: {format_ms(r.tpot_ms)} per token" for r in view.earlier]
     word = "more" if change > 0 else "less"
-    told = f"{abs(change):.1f} % {word} than the run before; `llm-perf compare` says whether that is more than chance."
-    return ["## Trend", "", *rows, f"- this run: {now.text} per token, {told}", ""]
+    change_text = (
+        f"{abs(change):.1f} % {word} than the run before; `llm-perf compare` says whether that is more than chance."
+    )
+    return ["## Trend", "", *rows, f"- this run: {now.text} per token, {change_text}", ""]
 
 
 def _actions(view: ReportView) -> list[str]:
@@ -120,8 +122,8 @@ def _actions(view: ReportView) -> list[str]:
         doubt = ", and this is uncertain" if finding.confidence == "low" else ""
         gain = f"Speed-up: at most {finding.gain}{doubt}." if finding.gain else ""
         texts = (f"**{escape(finding.title)}.**", escape(finding.plain_words), gain)
-        told = " ".join(text for text in texts if text)
-        lines.append(f"{number}. {told} For the engineers: {escape(finding.remedy)}.")
+        plain_text = " ".join(text for text in texts if text)
+        lines.append(f"{number}. {plain_text} For the engineers: {escape(finding.remedy)}.")
     return lines
 
 

@@ -324,8 +324,14 @@ def _minute(moment: str) -> str:
 
 def _sequences(files: RunFiles) -> str:
     deployment = files.metrics.content.deployment if isinstance(files.metrics, Found) else None
-    told = files.metrics.content.clean.metrics.get("batch") if isinstance(files.metrics, Found) else None
-    batch = deployment.batch if deployment is not None else told.p50 if told is not None and told.p50 else 1
+    batch_stats = files.metrics.content.clean.metrics.get("batch") if isinstance(files.metrics, Found) else None
+    batch = (
+        deployment.batch
+        if deployment is not None
+        else batch_stats.p50
+        if batch_stats is not None and batch_stats.p50
+        else 1
+    )
     return "one sequence" if batch == 1 else f"all {batch:.0f} sequences"
 
 
