@@ -117,7 +117,7 @@ do_serve() {
 do_generate() {
   step generate 60 150 llm-perf run --nsys artifacts.runs_dir="$runs/generate" -- "$python" "$here/../examples/generate.py" $tiny
 }
-do_causes() { step causes 60 500 "$python" "$here/causes/run.py" --device "${DRILL_DEVICE:-cuda}" $causes --json "$out/causes.json" --keep "$runs/causes"; }
+do_causes() { step causes 60 500 "$python" "$here/causes/run.py" --device "${DRILL_DEVICE:-cuda}" $causes --budget 470 --json "$out/causes.json" --keep "$runs/causes"; }
 # One level on each side of the knee, explained request by request; the same levels answer `plan`.
 do_slow() {
   step slow_model 60 90 "$python" "$here/served_model.py" "$out/slow_model" --device $served

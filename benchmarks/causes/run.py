@@ -1,19 +1,23 @@
 """Scores profilers on programs with one planted cause each: does the first answer name the cause and its line?
 
     python benchmarks/causes/run.py [NAME ...] [--device cuda] [--peers] [--json FILE] [--keep FOLDER]
+        [--budget SECONDS]
 
 `llm-perf run` is requested the id of the cause and the owner in the title of its first finding; `llm-perf analyze` for
 the same of the torch trace of that run, which programs with torch have. A peer has no ids: it scores where the heaviest
 function of its own output, or the code around it, is the planted one. Peers that are not installed are left out and
 named (`pip install pyinstrument HolisticTraceAnalysis`; py-spy comes with llm-perf). Without `--device cuda` the
-programs for a GPU are left out; with it they are run where there is one.
+programs for a GPU are left out; with it they are run where there is one. With `--budget`, a program that would not
+be done in the time left, judged by the longest so far, is left out and named.
 """
 
 import argparse
 import importlib.util
 import json
+import math
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,7 +33,8 @@ from llm_perf_opt.system.py_spy import find_sampler
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
-TIMEOUT_S = 300
+# For one tool and program, and for its end after it was interrupted.
+TIMEOUT_S, ENDS_S = 300, 20
 RUN, ANALYZE = "llm-perf run", "llm-perf analyze"
 
 
@@ -172,13 +177,19 @@ def _add(frame: dict, owner: str, planted: Planted, own: Counter[str]) -> None: 
 
 
 def _run(argv: list[str]) -> str:
-    try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
+    """What a tool printed; one that takes too long is interrupted, so that it ends the program it started."""
+    with subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as tool:
+        try:
+            return tool.communicate(timeout=TIMEOUT_S)[0]
+        except subprocess.TimeoutExpired:
+            tool.send_signal(signal.SIGINT)
+        try:
+            tool.communicate(timeout=ENDS_S)
+        except subprocess.TimeoutExpired:
+            tool.kill()
         return f"not done within {TIMEOUT_S} s"
-    return done.stdout + done.stderr
 
 
 def ask_hta(planted: Planted, folder: Path) -> Answer:
@@ -252,6 +263,7 @@ def main() -> int:
     parser.add_argument("--peers", action="store_true", help="ask other profilers too")
     parser.add_argument("--json", type=Path, help="also write the answers here")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep runs with a wrong answer here")
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="leave out programs for which no time is left")
     given = parser.parse_args()
     rows = load_planted()
     unknown = set(given.names) - {row.name for row in rows}
@@ -260,14 +272,21 @@ def main() -> int:
     planted = [row for row in rows if row.name in given.names or (not given.names and row.device == given.device)]
     tools = find_tools(peers=given.peers)
     found: dict[str, dict[str, Answer]] = {}
+    begun, longest_s = time.monotonic(), 0.0
     with tempfile.TemporaryDirectory(prefix="causes-") as scratch:
         for row in planted:
             why = why_left_out(row)
             if why is not None:
                 print(f"{row.name}: left out, {why}", flush=True)
                 continue
+            program_begun = time.monotonic()
+            left_s = math.inf if given.budget is None else given.budget - (program_begun - begun)
+            if left_s < longest_s:
+                print(f"{row.name}: left out, {left_s:.0f} s of the budget are left", flush=True)
+                continue
             # The run is queried first: analyze and HTA read its trace.
             found[row.name] = {name: tool.ask(row, Path(scratch)) for name, tool in tools.items() if tool.takes(row)}
+            longest_s = max(longest_s, time.monotonic() - program_begun)
             for name, answer in found[row.name].items():
                 mark = "right" if answer.is_right else "WRONG"
                 print(f"{row.name:16} {name:16} {mark:6} {answer.seconds:5.1f} s  {answer.said}", flush=True)

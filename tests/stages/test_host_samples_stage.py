@@ -119,6 +119,9 @@ def test_where_nothing_can_sample_the_clean_pass_stays(tmp_path: Path, monkeypat
     assert output.notes[0].startswith(
         "no host stacks: py-spy is not installed (pip install py-spy); the program showed"
     )
+    # It slept: so much is known of a program in any language.
+    busy = output.metrics["cpu_busy_share"].value
+    assert isinstance(busy, float) and busy < 0.5
 
 
 @pytest.mark.slow

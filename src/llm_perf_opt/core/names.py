@@ -61,6 +61,9 @@ GPU_SAMPLES_FILE: Final = "gpu_samples.json"
 BUSY_GPUS: Final = "gpu_busy_pct"
 GENERATED_FILE: Final = "generated.json"
 HOST_SAMPLES_FILE: Final = "host_samples.json"
+# The metric of the sampled pass that programs of any language have.
+PROCESSOR_TIME: Final = "cpu_time_s"
+BUSY_SHARE: Final = "cpu_busy_share"
 # Below tmp/ of a run: where torch.compile keeps what it wrote, shared by all stages.
 INDUCTOR_DIR: Final = "inductor"
 # There, one line for each compiled graph: the module of every operation.

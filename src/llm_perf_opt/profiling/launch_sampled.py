@@ -85,6 +85,8 @@ def _own(command: list[str], sampler: list[str], seen: dict[str, float]) -> int:
             )
             program.returncode = os.waitstatus_to_exitcode(status)
             return program.returncode if watcher is None else watcher.wait()
+        # Of threads that have ended nothing is left to read: the longest wait that was seen counts.
+        seen["cpu_wait_s"] = max(seen.get("cpu_wait_s", 0.0), _waited(program.pid))
         is_late = time.monotonic() - start > WAIT_FOR_PYTHON_S
         if sampler and watcher is None and (is_late or _runs_python(program.pid)):
             watcher = subprocess.Popen([*sampler, "--pid", str(program.pid)])
@@ -93,6 +95,18 @@ def _own(command: list[str], sampler: list[str], seen: dict[str, float]) -> int:
             seen.update(_look(program.pid))
             return watcher.returncode
         time.sleep(POLL_S)
+
+
+def _waited(pid: int) -> float:
+    """For how long the threads of a process had no processor though they wanted one."""
+    waited_ns = 0
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            waited_ns += int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text("ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        # It has ended meanwhile, or this kernel does not count it.
+        return waited_ns / 1e9
+    return waited_ns / 1e9
 
 
 def _runs_python(pid: int) -> bool:

@@ -63,6 +63,8 @@ CROWDED, GROWN_BYTES = 0.25, 100 << 20
 # With a smaller part of the samples that were due, a sampler's answer is that of the moments it could read.
 SPARSE = 0.4
 IDLE_LOOP = "host.wait.other"
+# What the code of `python -c` is called.
+CODE = "-c"
 # What py-spy says when it got no processor in time.
 BEHIND = "behind in sampling"
 OURS = str(INJECT_DIR)
@@ -106,22 +108,27 @@ class SampleJob:
 
 
 class SamplerFailed(CommandFailed):
-    """The sampler gave no samples; what was measured before stays."""
+    """The sampler gave no samples; what was measured before stays, and the times `ran` of a pass that ended."""
+
+    def __init__(self, text: str, *, ran: "Launched | None" = None) -> None:
+        super().__init__(text)
+        self.ran = ran
 
 
 class NothingSampled(CommandFailed):
     """One way to sample gave nothing; `saw_no_python` where the sampler looked before the program was Python."""
 
-    def __init__(self, text: str, *, saw_no_python: bool = False) -> None:
+    def __init__(self, text: str, *, saw_no_python: bool = False, ran: "Launched | None" = None) -> None:
         super().__init__(text)
         self.saw_no_python = saw_no_python
+        self.ran = ran
 
 
 def sample_program(ctx: StageContext, *, rate_hz: int, timeout_s: float, holds_gil: bool) -> HostDocument:
     """The document of one pass; where several threads work, of a second one that looks at who holds the GIL."""
     job = SampleJob(ctx=ctx, rate_hz=rate_hz, timeout_s=timeout_s)
     sampler = find_sampler()
-    looked = _sample(job, sampler)
+    looked = with_command_code(_sample(job, sampler))
     mine = [stack for stack in looked.stacks if stack.is_main and stack.process == looked.process]
     others = [
         without_parent(stack) if stack.process != looked.process else stack
@@ -289,6 +296,23 @@ def _awaited(rows: list[HostRow], look: ProcessLook | None, lines: Lines, names:
     return sorted((*kept, *found), key=lambda row: -row.samples)
 
 
+def with_command_code(looked: Pass) -> Pass:
+    """Give code after `-c` a name of its own: elsewhere `<string>` is code that a library made."""
+    stacks = tuple(
+        replace(stack, frames=tuple(_named_code(frame) for frame in stack.frames))
+        if stack.frames and stack.frames[0] == replace(stack.frames[0], function="<module>", file="<string>")
+        else stack
+        for stack in looked.stacks
+    )
+    return replace(looked, stacks=stacks)
+
+
+def _named_code(frame: Frame) -> Frame:
+    # Methods that dataclasses and named tuples make are in `<string>` too.
+    is_made = frame.file != "<string>" or frame.function.endswith("__")
+    return frame if is_made else replace(frame, file=CODE)
+
+
 def _without_ours(stack: Stack) -> Stack | None:
     """A stack without what our modules put on its end; None where they are the start of the program."""
     first = next((n for n, frame in enumerate(stack.frames) if frame.file.startswith(OURS)), None)
@@ -314,7 +338,7 @@ def _sample(job: SampleJob, sampler: tuple[str, str] | None) -> Pass:
     try:
         return _run_alone(job, f"{why}; so a thread inside the program sampled it, {ALONE_RATE_HZ} times a second")
     except NothingSampled as error:
-        raise SamplerFailed(why if str(error) in why else f"{why}; {error}") from error
+        raise SamplerFailed(why if str(error) in why else f"{why}; {error}", ran=error.ran) from error
 
 
 def _gil(job: SampleJob, sampler: tuple[str, str]) -> HostGil:
@@ -367,6 +391,7 @@ def _run_alone(job: SampleJob, note: str) -> Pass:
             "the program showed no Python to a thread inside it either: it is not Python, was started with -S, -I or "
             "-E, or ended within a few samples",
             saw_no_python=True,
+            ran=launched,
         )
     return Pass(
         process=look.pid,
@@ -388,6 +413,7 @@ class Launched:
     process: int
     duration_s: float
     cpu_s: float | None
+    cpu_wait_s: float
     end_unseen: bool
     looks: Mapping[int, ProcessLook]
 
@@ -428,6 +454,7 @@ def _launch(
         duration_s=duration_s,
         end_unseen=code is None and not is_over,
         cpu_s=ended.get("cpu_s"),
+        cpu_wait_s=float(ended.get("cpu_wait_s", 0.0)),
         looks=read_looks(folder),
     )
 

@@ -20,7 +20,7 @@ from llm_perf_opt.profiling.observed import (
     stacks_of_places,
     summarise_look,
 )
-from llm_perf_opt.profiling.sampled import Pass, _ends, _explained, _other_side
+from llm_perf_opt.profiling.sampled import Pass, _ends, _explained, _other_side, with_command_code
 
 PROGRAM = """
 import os, time
@@ -172,3 +172,16 @@ def test_a_wait_for_processes_that_mostly_start_says_what_they_import(tmp_path: 
     other = _other_side([starts, child(WORK, samples=20)], lambda file, line: "", no_names, 7)
     row = _explained(WAIT, LineNames(folder=tmp_path), other, 90)
     assert (row.cell, row.detail) == ("host.wait.process.start", "meanwhile a child process: importing pandas")
+
+
+def test_code_after_c_is_the_programs_own_and_that_of_libraries_is_not() -> None:
+    frames = (
+        Frame(function="<module>", file="<string>", line=5),
+        Frame(function="encode", file="<string>", line=4),
+        Frame(function="__init__", file="<string>", line=3),
+    )
+    stacks = (child(*frames, samples=3), child(*frames[1:], samples=2))
+    looked = Pass(process=9, stacks=stacks, duration_s=1.0, cpu_s=1.0, end_unseen=False, sampler="py-spy")
+    named, other = with_command_code(looked).stacks
+    assert [frame.file for frame in named.frames] == ["-c", "-c", "<string>"]
+    assert other == stacks[1]

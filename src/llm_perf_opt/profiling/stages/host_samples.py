@@ -11,13 +11,13 @@ from llm_perf_opt.config.schema import StageConfig
 from llm_perf_opt.core.documents import HostDocument, Stats
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import write_json
-from llm_perf_opt.core.names import HOST_SAMPLES, HOST_SAMPLES_FILE
+from llm_perf_opt.core.names import BUSY_SHARE, HOST_SAMPLES, HOST_SAMPLES_FILE, PROCESSOR_TIME
 from llm_perf_opt.core.records import Metric, StageFile, StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.errors import StageSkipped
 from llm_perf_opt.profiling.baseline import clean_baseline, own_clean_pass, refuse_failed_program
-from llm_perf_opt.profiling.sampled import SamplerFailed, sample_program
+from llm_perf_opt.profiling.sampled import Launched, SamplerFailed, sample_program
 from llm_perf_opt.system.py_spy import find_sampler
 
 # Samples a short program should give, and the highest rate, which costs it 10 to 20 %.
@@ -63,7 +63,8 @@ class HostSamplesStage:
             found = sample_program(ctx, rate_hz=rate_hz, timeout_s=cfg.timeout_s, holds_gil=cfg.gil)
         except SamplerFailed as error:
             ctx.say(f"{self.name}: no host stacks: {error}")
-            return StageOutput(metrics=metrics, files=files, notes=(f"no host stacks: {error}",))
+            used = {} if error.ran is None else _without_samples(error.ran, f"{self.name}/log.txt")
+            return StageOutput(metrics={**metrics, **used}, files=files, notes=(f"no host stacks: {error}",))
         for note in found.notes:
             ctx.say(f"{self.name}: {note}")
         path = write_json(ctx.out_dir / HOST_SAMPLES_FILE, found)
@@ -104,10 +105,22 @@ def _metrics(found: HostDocument, source: str) -> dict[str, Metric]:
             how="most resident memory of the process, pass with sampled stacks",
             source=source,
         )
-    if found.cpu_s is not None:
-        how = "processor time of all its processes, pass with sampled stacks"
-        metrics["cpu_time_s"] = Metric(value=round(found.cpu_s, 3), unit="s", how=how, source=source)
-    return metrics
+    return metrics | _processor_time(found.cpu_s, source)
+
+
+def _without_samples(ran: Launched, source: str) -> dict[str, Metric]:
+    """Of a program in any language: the processor time of a pass, and how much of its time that explains."""
+    busy = min(1.0, ((ran.cpu_s or 0.0) + ran.cpu_wait_s) / max(ran.duration_s, 1e-9))
+    how = "time with a processor or waiting for one over wall time, pass without samples"
+    known = {} if ran.cpu_s is None else {BUSY_SHARE: Metric(value=round(busy, 4), unit="", how=how, source=source)}
+    return known | _processor_time(ran.cpu_s, source)
+
+
+def _processor_time(cpu_s: float | None, source: str) -> dict[str, Metric]:
+    how = "processor time of all its processes, pass with sampled stacks"
+    return (
+        {PROCESSOR_TIME: Metric(value=round(cpu_s, 3), unit="s", how=how, source=source)} if cpu_s is not None else {}
+    )
 
 
 STAGE = HostSamplesStage()

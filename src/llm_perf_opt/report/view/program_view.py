@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from llm_perf_opt.core.documents import HostObserved
+from llm_perf_opt.core.names import BUSY_SHARE, PROCESSOR_TIME
 from llm_perf_opt.core.sections import SectionTable
 from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.diagnosis.facts import Known, Quantity, RunFacts, Unknown
-from llm_perf_opt.diagnosis.host_scope import GENERATION, is_enough
+from llm_perf_opt.diagnosis.host_scope import COMPUTES, GENERATION, is_enough
 from llm_perf_opt.diagnosis.ledger import cell_name
 from llm_perf_opt.report.run_facts import clean_metric
 from llm_perf_opt.report.run_files import Found, RunFiles
@@ -90,13 +91,28 @@ def _verdict(
             # Its stacks say where the time went: that answer needs no marks.
             return f"{answer.verdict} It ran {wall.value / 1e3:.3g} s without a profiler.", answer.tone
         # The findings of its capture come first.
-        return f"{answer.verdict} {text}" if answer.is_answer else text, answer.tone
+        if answer.is_answer:
+            return f"{answer.verdict} {text}", answer.tone
+        return _without_stacks(wall.value / 1e3, files) or text, answer.tone
     if not tiles and isinstance(files.metrics, Found):
         if isinstance(files.host, Found) and is_enough(files.host.content):
             return f"{answer.verdict} It did not end by itself and was ended.", answer.tone
         return f"It did not end by itself and was ended. {why}, so no latency is known.", answer.tone
     wrong = faster_than_possible(facts, files.static.content.model) if isinstance(files.static, Found) else None
     return (answer.verdict, answer.tone) if wrong is None else (wrong, "bad")
+
+
+def _without_stacks(wall_s: float, files: RunFiles) -> str | None:
+    """Whether a program without samples computed or waited, and what would say more; None where that is not known."""
+    used = clean_metric(files.manifest, PROCESSOR_TIME)
+    busy = clean_metric(files.manifest, BUSY_SHARE)
+    if not isinstance(used, Known) or not isinstance(busy, Known):
+        return None
+    ran = f"It ran {wall_s:.3g} s without a profiler, and used a processor for {used.value:.3g} s when it ran again"
+    unknown = "No Python was seen in it, so its functions are not known"
+    if busy.value >= COMPUTES:
+        return f"{ran}: it computes. {unknown}: `perf record -g` samples programs in other languages."
+    return f"{ran}: it waits. {unknown}: `strace -f -c -w` adds up the time of its system calls."
 
 
 def _with_limit(split: TimeSplit, files: RunFiles, facts: RunFacts, wall: Quantity) -> TimeSplit:
