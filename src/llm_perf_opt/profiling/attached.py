@@ -16,7 +16,7 @@ import psutil
 from llm_perf_opt.core.documents import ClockSample, HostDocument, HostThread
 from llm_perf_opt.core.records import Progress
 from llm_perf_opt.diagnosis.host.owners import busiest, host_rows
-from llm_perf_opt.diagnosis.host.stacks import of_program, read_stacks
+from llm_perf_opt.diagnosis.host.stacks import of_program, read_stacks, with_command_code
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.observed import LineNames
 from llm_perf_opt.profiling.sampled import SourceLines
@@ -171,6 +171,7 @@ def _described(
     process, stacks = of_program(read_stacks(text))
     if not stacks:
         return None
+    stacks = with_command_code(stacks)
     lines, names = SourceLines(target.folder, redactor), LineNames(folder=target.folder)
     main = [stack for stack in stacks if stack.is_main and stack.process == process]
     others = [stack for stack in stacks if stack not in main]

@@ -29,7 +29,7 @@ from llm_perf_opt.diagnosis.host.owners import (
     place_of,
     top_place,
 )
-from llm_perf_opt.diagnosis.host.stacks import Frame, Stack, of_program, read_stacks, without_parent
+from llm_perf_opt.diagnosis.host.stacks import Frame, Stack, of_program, read_stacks, with_command_code, without_parent
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.profiling.injection import INJECT_DIR
 from llm_perf_opt.profiling.observed import (
@@ -63,8 +63,6 @@ CROWDED, GROWN_BYTES = 0.25, 100 << 20
 # With a smaller part of the samples that were due, a sampler's answer is that of the moments it could read.
 SPARSE = 0.4
 IDLE_LOOP = "host.wait.other"
-# What the code of `python -c` is called.
-CODE = "-c"
 # What py-spy says when it got no processor in time.
 BEHIND = "behind in sampling"
 OURS = str(INJECT_DIR)
@@ -128,7 +126,8 @@ def sample_program(ctx: StageContext, *, rate_hz: int, timeout_s: float, holds_g
     """The document of one pass; where several threads work, of a second one that looks at who holds the GIL."""
     job = SampleJob(ctx=ctx, rate_hz=rate_hz, timeout_s=timeout_s)
     sampler = find_sampler()
-    looked = with_command_code(_sample(job, sampler))
+    looked = _sample(job, sampler)
+    looked = replace(looked, stacks=with_command_code(looked.stacks))
     mine = [stack for stack in looked.stacks if stack.is_main and stack.process == looked.process]
     others = [
         without_parent(stack) if stack.process != looked.process else stack
@@ -294,23 +293,6 @@ def _awaited(rows: list[HostRow], look: ProcessLook | None, lines: Lines, names:
         cell = row.cell if row.cell.startswith("host.wait") else IDLE_LOOP
         found.append(replace(row, cell=cell, detail="awaited by an idle event loop"))
     return sorted((*kept, *found), key=lambda row: -row.samples)
-
-
-def with_command_code(looked: Pass) -> Pass:
-    """Give code after `-c` a name of its own: elsewhere `<string>` is code that a library made."""
-    stacks = tuple(
-        replace(stack, frames=tuple(_named_code(frame) for frame in stack.frames))
-        if stack.frames and stack.frames[0] == replace(stack.frames[0], function="<module>", file="<string>")
-        else stack
-        for stack in looked.stacks
-    )
-    return replace(looked, stacks=stacks)
-
-
-def _named_code(frame: Frame) -> Frame:
-    # Methods that dataclasses and named tuples make are in `<string>` too.
-    is_made = frame.file != "<string>" or frame.function.endswith("__")
-    return frame if is_made else replace(frame, file=CODE)
 
 
 def _without_ours(stack: Stack) -> Stack | None:

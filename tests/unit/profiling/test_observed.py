@@ -10,7 +10,7 @@ import pytest
 
 from llm_perf_opt.core.documents import HostRow
 from llm_perf_opt.diagnosis.host.owners import INTERPRETER, no_names
-from llm_perf_opt.diagnosis.host.stacks import Frame, Stack
+from llm_perf_opt.diagnosis.host.stacks import Frame, Stack, with_command_code
 from llm_perf_opt.profiling.observed import (
     LineNames,
     first_look,
@@ -20,7 +20,7 @@ from llm_perf_opt.profiling.observed import (
     stacks_of_places,
     summarise_look,
 )
-from llm_perf_opt.profiling.sampled import Pass, _ends, _explained, _other_side, with_command_code
+from llm_perf_opt.profiling.sampled import Pass, _ends, _explained, _other_side
 
 PROGRAM = """
 import os, time
@@ -181,7 +181,6 @@ def test_code_after_c_is_the_programs_own_and_that_of_libraries_is_not() -> None
         Frame(function="__init__", file="<string>", line=3),
     )
     stacks = (child(*frames, samples=3), child(*frames[1:], samples=2))
-    looked = Pass(process=9, stacks=stacks, duration_s=1.0, cpu_s=1.0, end_unseen=False, sampler="py-spy")
-    named, other = with_command_code(looked).stacks
+    named, other = with_command_code(stacks)
     assert [frame.file for frame in named.frames] == ["-c", "-c", "<string>"]
     assert other == stacks[1]

@@ -334,6 +334,13 @@ def test_the_bar_of_a_program_goes_from_its_imports_to_its_exit() -> None:
         "sleep",
         "exit",
     ]
+    # A trace of a part of it does not take the place of the whole.
+    traced = replace(
+        diagnosis,
+        verdict=Verdict(kind="finding", text="", scope="program"),
+        scopes=(*diagnosis.scopes, scope("capture", 4, host__operators=4)),
+    )
+    assert captured_split(traced) == split
 
 
 def test_a_failure_is_shown_once_with_the_end_of_what_the_program_said(tmp_path: Path) -> None:

@@ -14,6 +14,10 @@ _COUNT = re.compile(r"\d{1,18}")
 _FRAME = re.compile(r"(.*) \((.*):(\d{1,18})\)")
 
 
+# What the code of `python -c` is called.
+CODE = "-c"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Frame:
     """A function of Python, the file it is in, and the line that ran."""
@@ -63,6 +67,22 @@ def _read(line: str) -> Stack | None:
     # On Linux the main thread has the number of its process.
     is_main = thread == "MainThread" or (bool(processes) and number == str(processes[-1]))
     return Stack(processes=tuple(processes), thread=thread, is_main=is_main, frames=tuple(frames), samples=int(count))
+
+
+def with_command_code(stacks: Iterable[Stack]) -> tuple[Stack, ...]:
+    """Give code after `python -c` a name: elsewhere `<string>` is code that a library made."""
+    return tuple(
+        replace(stack, frames=tuple(_named_code(frame) for frame in stack.frames))
+        if stack.frames and (stack.frames[0].function, stack.frames[0].file) == ("<module>", "<string>")
+        else stack
+        for stack in stacks
+    )
+
+
+def _named_code(frame: Frame) -> Frame:
+    # Methods that dataclasses and named tuples make are in `<string>` too.
+    is_made = frame.file != "<string>" or frame.function.endswith("__")
+    return frame if is_made else replace(frame, file=CODE)
 
 
 def without_parent(stack: Stack) -> Stack:

@@ -94,8 +94,12 @@ def _of_scope(scope: ScopeRecord, found: CaptureAnalysis) -> str:
 
 
 def captured_split(diagnosis: Diagnosis) -> TimeSplit | None:
-    """The ledger of the steady state, of the whole capture, or of a program from its imports to its exit."""
-    scope = judged_scope(diagnosis)
+    """The ledger of the steady state, of the whole capture, or of a program from its imports to its exit.
+
+    A program whose stacks gave the verdict is shown whole, though a capture of a part of it is there too.
+    """
+    whole = diagnosis.scope(PROGRAM) if diagnosis.verdict.scope == PROGRAM else None
+    scope = whole if whole is not None and whole.wall_ns else judged_scope(diagnosis)
     if scope is None:
         return None
     parts: dict[tuple[int, str, str], int] = {}
