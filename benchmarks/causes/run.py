@@ -61,8 +61,8 @@ class Planted:
 
     @property
     def function(self) -> str:
-        """What a peer's output must name."""
-        return self.peer or self.owner.split("()")[0]
+        """What a peer's output must name; some leave out the class of a method."""
+        return self.peer or self.owner.split("()")[0].rpartition(".")[2]
 
 
 @dataclass(frozen=True, kw_only=True)
