@@ -12,7 +12,17 @@ from llm_perf_opt.model.static.model_analysis import Analysis
 from llm_perf_opt.model.static.parts import Model
 from llm_perf_opt.planning.chosen_device import find_hardware
 from llm_perf_opt.planning.counted_rows import MetaModel
-from llm_perf_opt.planning.deployments import LARGEST_BATCH, Demand, Limits, batches, bill, layouts, serve
+from llm_perf_opt.planning.deployments import (
+    LARGEST_BATCH,
+    Demand,
+    Evaluate,
+    Limits,
+    batches,
+    bill,
+    layouts,
+    serve,
+    slowest_replicas,
+)
 from llm_perf_opt.planning.disaggregation import PoolOption, Pools, best_pools
 from llm_perf_opt.planning.plan_table import PlanResult
 from llm_perf_opt.planning.planning_rows import predict_row
@@ -64,6 +74,8 @@ def _answer(subject: Subject, request: Request, plan: Search) -> PlanResult:
             return predict_row(subject, case, device, resolved)  # noqa: B023
 
         stored = evaluate(_case(request, plan, None, Layout())).analysis.dtypes
+        tried: dict[int, list[Row]] = {}
+        first_kept = len(kept)
         formats = request.lists.get("weight_dtype") or _formats(section.peak_tflops if section else {}, stored)
         for weight in formats:
             places = []
@@ -81,12 +93,24 @@ def _answer(subject: Subject, request: Request, plan: Search) -> PlanResult:
                     kept += allowed
                 elif allowed:
                     served = serve(evaluate, found, plan.limits, plan.demand)
-                    kept += [served] if served is not None else []
+                    if served is not None:
+                        kept.append(served)
+                        tried[len(kept) - 1] = found
             if plan.demand is not None and places:
                 limits = _limits_of_pools(plan.limits, kept[first:])
                 best = best_pools(places, _load(request, plan), limits, plan.demand, weight_dtype=weight)
                 pools += [best] if best is not None else []
+        if plan.demand is not None and tried:
+            best_kept = min(range(first_kept, len(kept)), key=lambda index: bill(kept[index]))
+            kept[best_kept] = _with_slow_end(evaluate, kept[best_kept], tried[best_kept], plan.limits, plan.demand)
     return PlanResult(rows=tuple(rows), kept=tuple(kept), pools=tuple(pools), quantised=quantised)
+
+
+def _with_slow_end(evaluate: Evaluate, row: Row, tried: Sequence[Row], limits: Limits, demand: Demand) -> Row:
+    """The cheapest of a device, with the replicas it takes at the slow end of its band."""
+    if row.forecast is None:
+        return row
+    return replace(row, slowest_replicas=slowest_replicas(evaluate, tried, limits, demand, row.forecast.band.slower))
 
 
 def _formats(peaks: Mapping[str, float], stored: Dtypes) -> tuple[str | None, ...]:

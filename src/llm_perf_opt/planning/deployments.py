@@ -102,17 +102,7 @@ def serve(evaluate: Evaluate, rows: Sequence[Row], limits: Limits, demand: Deman
     keep that many requests in flight.
     """
     case = rows[0].case
-    # No layout takes more arrivals than it completes with all requests in flight that fit.
-    rates = [row.forecast.output_tokens_per_s / (case.output or 1) for row in rows if row.forecast is not None]
-    if not rates:
-        return None
-    highest = max(rates)
-
-    def kept(per_s: float) -> Row | None:
-        row = evaluate(replace(case, concurrency=None, rate=per_s))
-        return row if limits.allow(row) else None
-
-    most = highest_kept(kept, 1.2 * highest)
+    most = _most_arrivals(evaluate, rows, limits)
     if most is None or most.forecast is None or most.case.rate is None:
         return None
     share = 1 + demand.headroom
@@ -130,6 +120,37 @@ def serve(evaluate: Evaluate, rows: Sequence[Row], limits: Limits, demand: Deman
         low, high = (middle, high) if is_short else (low, middle)
     found = _at_rate(evaluate, case, copies, low)
     return found if limits.allow(found) else None
+
+
+def slowest_replicas(
+    evaluate: Evaluate, rows: Sequence[Row], limits: Limits, demand: Demand, slower: float
+) -> int | None:
+    """Copies of a layout where everything takes `slower` times as long. None: no number of them keeps the limits."""
+    tight = replace(
+        limits,
+        ttft_ms=None if limits.ttft_ms is None else limits.ttft_ms / slower,
+        tpot_ms=None if limits.tpot_ms is None else limits.tpot_ms / slower,
+    )
+    most = _most_arrivals(evaluate, rows, tight)
+    if most is None or most.forecast is None or most.case.rate is None:
+        return None
+    share = 1 + demand.headroom
+    if demand.per_s is not None:
+        return math.ceil(demand.per_s * share * slower / most.case.rate)
+    return math.ceil((demand.users or 0) * share / most.forecast.in_flight)
+
+
+def _most_arrivals(evaluate: Evaluate, rows: Sequence[Row], limits: Limits) -> Row | None:
+    """The most arrivals that one copy of a layout serves within the limits. None: none at all."""
+    case = rows[0].case
+    # No layout takes more arrivals than it completes with all requests in flight that fit.
+    rates = [row.forecast.output_tokens_per_s / (case.output or 1) for row in rows if row.forecast is not None]
+
+    def kept(per_s: float) -> Row | None:
+        row = evaluate(replace(case, concurrency=None, rate=per_s))
+        return row if limits.allow(row) else None
+
+    return highest_kept(kept, 1.2 * max(rates)) if rates else None
 
 
 def highest_kept(kept: Callable[[float], Found | None], highest: float) -> Found | None:

@@ -1,6 +1,5 @@
 """What `llm-perf plan` prints: the cheapest of each device, the Pareto front, and how to start the cheapest."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -117,7 +116,7 @@ def _bill(rows: Sequence[Row], limits: Limits, demand: Demand) -> str:
             (
                 hardware.name,
                 str(layout.devices),
-                f"{copies} to {math.ceil(copies * found.band.slower)}",
+                _replicas(copies, row.slowest_replicas),
                 spread(layout, copies),
                 row.formats,
                 f"{found.in_flight / copies:,.3g} each",
@@ -128,6 +127,12 @@ def _bill(rows: Sequence[Row], limits: Limits, demand: Demand) -> str:
             )
         )
     return terminal_table(header, cells, right=(1, 2, 5, 6, 7, 8, 9), rule=False)
+
+
+def _replicas(copies: int, slowest: int | None) -> str:
+    if slowest is None:
+        return f"{copies} to –"
+    return str(copies) if slowest <= copies else f"{copies} to {slowest}"
 
 
 def _first(limits: Limits) -> str:
@@ -202,6 +207,8 @@ def _footer(answer: PlanResult, best: Sequence[Row], demand: Demand | None) -> l
         texts.append("cost/M: per million output tokens, in the currency of --price; – without one.")
     else:
         texts.append("replicas: by the middle of the estimate, and at the slow end of its band.")
+        if any(row.slowest_replicas is None for row in best):
+            texts.append("– replicas: at the slow end no number of them keeps the limits.")
         texts.append("per hour: all devices, in the currency of --price; – without one.")
         if found is not None and found.cost is not None:
             texts.append(f"A million output tokens of the cheapest cost {found.cost:.3g} at this demand.")

@@ -19,12 +19,16 @@ Value = str | float | int | None
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The request and its result; `forecast` is None without an output length or an estimate."""
+    """The request and its result; `forecast` is None without an output length or an estimate.
+
+    `slowest_replicas` of a plan: as many as a demand takes at the slow end of the band; None: no number, or not asked.
+    """
 
     analysis: Analysis | CountedAnalysis
     case: Case
     forecast: Forecast | None
     notes: tuple[str, ...]
+    slowest_replicas: int | None = None
 
     @cached_property
     def predictions(self) -> Mapping[str, PhasePrediction]:

@@ -132,6 +132,21 @@ def test_users_are_requests_in_flight_of_all_replicas(capsys: pytest.CaptureFixt
     assert serving["tpot_ms"] <= 30
 
 
+def test_replicas_at_the_slow_end_keep_the_limits_there(capsys: pytest.CaptureFixture[str]) -> None:
+    def replicas(per_s: str, tpot_ms: str) -> str:
+        asked = ["plan", "model=llama3_8b", "hardware=h100_sxm", "workload.tp=1", "workload.weight_dtype=bf16"]
+        limits = ["--rate", per_s, "--tpot-ms", tpot_ms, "--context", "1280", "--output", "256"]
+        assert main([*asked, *limits]) == 0
+        row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("h100_sxm"))
+        return " ".join(row.split()[2:5])
+
+    # One idle server is enough, however slow; a busy one is not.
+    assert replicas("0.1", "50").startswith("1 –")
+    assert replicas("15", "50").startswith("1 to 2")
+    # 6.6 ms a token alone: 8 ms are kept by the middle of the estimate, not by its slow end.
+    assert replicas("1", "8").startswith("1 to –")
+
+
 def test_devices_count_every_kind_of_parallelism(tmp_path: Path) -> None:
     for row in rows_of(["plan", "model=qwen3_30b_a3b", "hardware=h200", "--devices", "4"], tmp_path):
         assert int(row["tp"]) * int(row["pp"]) * int(row["dp"]) <= 4
