@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from llm_perf_opt.commands.entry import CommandParser, command_parser
 from llm_perf_opt.comparison.gate import EXIT_INCONCLUSIVE, parse_condition
 from llm_perf_opt.config.arguments import written_by
+from llm_perf_opt.core.units import count_of
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
@@ -141,7 +142,8 @@ def _bisect(
         write_bisect_plan(folder, BisectPlan(argv=_fixed(argv, args, found), user_dir=str(Path.cwd()), labels=found))
     elif labels != found:
         raise ConfigError(f"--resume: the range has changed ({len(labels)} points then, {len(found)} now)")
-    _say(f"bisect: {len(found) - 1} {line.kind} from {found[0]} to {found[-1]}; results go to {folder}")
+    points = count_of(len(found) - 1, line.kind.removesuffix("s"))
+    _say(f"bisect: {points} from {found[0]} to {found[-1]}; results go to {folder}")
     measure = Measure(metric=args.metric, overrides=overrides, timeout_s=args.timeout, logs=folder / "runs")
     session = BisectSession(
         search=BisectSearch(

@@ -125,7 +125,7 @@ def serve(evaluate: Evaluate, rows: Sequence[Row], limits: Limits, demand: Deman
 def slowest_replicas(
     evaluate: Evaluate, rows: Sequence[Row], limits: Limits, demand: Demand, slower: float
 ) -> int | None:
-    """Copies of a layout where everything takes `slower` times as long. None: no number of them keeps the limits."""
+    """Copies of a layout where everything takes `slower` times as long. None: no number of them meets the limits."""
     tight = replace(
         limits,
         ttft_ms=None if limits.ttft_ms is None else limits.ttft_ms / slower,

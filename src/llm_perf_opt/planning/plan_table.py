@@ -208,7 +208,7 @@ def _footer(answer: PlanResult, best: Sequence[Row], demand: Demand | None) -> l
     else:
         texts.append("replicas: by the middle of the estimate, and at the slow end of its band.")
         if any(row.slowest_replicas is None for row in best):
-            texts.append("– replicas: at the slow end no number of them keeps the limits.")
+            texts.append("– replicas: at the slow end no number of them meets the limits.")
         texts.append("per hour: all devices, in the currency of --price; – without one.")
         if found is not None and found.cost is not None:
             texts.append(f"A million output tokens of the cheapest cost {found.cost:.3g} at this demand.")

@@ -82,7 +82,7 @@ def test_no_answer_is_given_as_certain() -> None:
     names = tuple((f"c{number}", "") for number in range(5))
     document = bisect_document(search, kind="commits", metric="wall_ms", command=(), names=names, neighbours=None)
     assert search.answer is not None and (search.answer.probability or 0) > 0.999
-    assert " made it worse with a probability of more than 99.9 %: wall_ms " in document.sentence
+    assert " made it worse with a probability of over 99.9 %: wall_ms " in document.sentence
 
 
 def test_commits_that_do_not_run_are_skipped_and_reported_together() -> None:

@@ -166,15 +166,15 @@ def _sentence(search: BisectSearch, names: tuple[tuple[str, str], ...], metric: 
     if not named:
         return f"{answer.reason}{f' ({change})' if change else ''}."
     shown = named[0] if len(named) == 1 else f"one of {', '.join(names[one][0] for one in answer.culprits)}"
-    likely = "" if answer.probability is None else f" with a probability of {_probability(answer.probability)}"
+    likely = "" if answer.probability is None else f" with a probability of {probability_text(answer.probability)}"
     if answer.outcome == "inconclusive":
         return f"{answer.reason}; the likeliest is {shown}{likely}: {change}."
     return f"{shown} made it worse{likely}: {change}."
 
 
-def _probability(value: float) -> str:
+def probability_text(value: float) -> str:
     """No search is certain of its answer."""
-    return "more than 99.9 %" if value > 0.999 else f"{100 * value:.1f} %"
+    return "over 99.9 %" if value > 0.999 else f"{100 * value:.1f} %"
 
 
 def _notes(search: BisectSearch, names: tuple[tuple[str, str], ...]) -> tuple[str, ...]:

@@ -1,6 +1,12 @@
 """The result of `llm-perf bisect` as text: the answer first, then what moved, then every point."""
 
-from llm_perf_opt.comparison.bisect.bisect_document import BisectDocument, MovedPart, moved_words, percent
+from llm_perf_opt.comparison.bisect.bisect_document import (
+    BisectDocument,
+    MovedPart,
+    moved_words,
+    percent,
+    probability_text,
+)
 from llm_perf_opt.core.markdown import code, escape, table
 from llm_perf_opt.core.units import format_quantity
 from llm_perf_opt.system.terminal import terminal_table
@@ -73,7 +79,7 @@ def _points(found: BisectDocument) -> list[tuple[str, ...]]:
                 "" if point.change is None else percent(point.change),
                 interval,
                 f"{point.pairs:,}" if point.pairs else "",
-                f"{100 * (point.probability or 0.0):.1f} %" if likely else "",
+                probability_text(point.probability or 0.0) if likely else "",
             )
         )
     return rows
