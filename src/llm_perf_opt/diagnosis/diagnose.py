@@ -384,7 +384,7 @@ def _no_gpu_work(program: Program, coverage: Coverage) -> str:
             f"{wait} before the recording ends, and record a shorter window."
         )
     window = "the profiler's schedule and its step() calls" if "torch_trace" in program.traits else "its start and stop"
-    if not coverage.recorded and "torch_trace" in program.traits:
+    if not coverage.recorded and not coverage.gpu_was_traced and "torch_trace" in program.traits:
         return f"The recorded window is empty: it has no operator, call, range or kernel. Check {window}."
     if coverage.gpu_was_traced:
         return (

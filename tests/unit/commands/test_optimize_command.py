@@ -118,7 +118,7 @@ def test_a_budget_too_small_for_the_start_is_named(
     monkeypatch.setenv("LLM_PERF_NAP", "30")
     (folder / "program.py").write_text(PROGRAM.replace('"NAP"', '"LLM_PERF_NAP"'))
     assert main(words("--budget", "1s")) == 1
-    assert "--budget: 1 s are too few to measure the start" in capsys.readouterr().err
+    assert "--budget: 1 s are too short to measure the baseline" in capsys.readouterr().err
     assert valid_file("optimize", folder / "out" / "optimize.json")["status"] == "failed"
 
 

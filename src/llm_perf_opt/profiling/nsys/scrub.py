@@ -26,7 +26,6 @@ from llm_perf_opt.core.host import Tool
 from llm_perf_opt.core.stage import CommandPlace
 from llm_perf_opt.errors import ParseError, ProfilingError, ToolError
 from llm_perf_opt.profiling.nsys.live_sessions import share_lock
-from llm_perf_opt.profiling.nsys.overwrite import holds_any, overwrite_values
 from llm_perf_opt.profiling.vendor.nsys import KeepReport, build_nsys_export_cmd, find_reports, find_unimported
 from llm_perf_opt.system.files import move_whole
 from llm_perf_opt.system.redact import Redactor
@@ -370,6 +369,9 @@ def _left_in(ctx: CommandPlace, nsys: str, report: Path, held: Environments, tim
     redactor = ctx.run_command.redactor
     secrets = held.secrets
     if secrets:
+        # Loads numpy, which a run without secrets in its reports does not need.
+        from llm_perf_opt.profiling.nsys.overwrite import overwrite_values
+
         overwrite_values(report, secrets)
         if not _is_readable_and_clean(ctx, nsys, report, secrets, timeout_s):
             return _named(held)
@@ -383,6 +385,8 @@ def _is_readable_and_clean(
     ctx: CommandPlace, nsys: str, report: Path, secrets: tuple[str, ...], timeout_s: float
 ) -> bool:
     """Whether a report in which secrets were overwritten can be exported, and none of them is left."""
+    from llm_perf_opt.profiling.nsys.overwrite import holds_any
+
     check = report.with_name("check.sqlite")
     try:
         export_report(ctx, nsys, report, check, timeout_s)
