@@ -158,8 +158,9 @@ def find_hits(paths: list[Path]) -> list[Hit]:
         # Most files hold few of the terms, and are not parsed for the others.
         near = [term for term in vocabulary() if path.suffix in term.suffixes and term.may_be_in(source)]
         for line, text in _prose_of(path, source) if near else ():
+            plain = _CODE.sub("`", text)
             for term in near:
-                match = term.find(_CODE.sub("`", text))
+                match = term.find(plain)
                 if match is not None:
                     hits.setdefault((path, line, match), Hit(path=path, line=line, match=match, term=term, text=text))
     return list(hits.values())
