@@ -83,6 +83,7 @@ def test_a_second_pass_says_who_holds_the_gil_where_threads_compete(tmp_path: Pa
     assert found.gil.main_share + found.gil.others_share > 0.5
 
 
+@pytest.mark.long
 def test_a_program_that_does_not_end_is_sampled_and_ended(tmp_path: Path) -> None:
     found = document(run(case(tmp_path, "import time\ntime.sleep(600)\n", duration_s=2.0), tmp_path))
     assert (found.rows[0].cell, found.rows[0].text) == ("host.wait.sleep", "time.sleep(600)")
@@ -124,6 +125,7 @@ def test_where_nothing_can_sample_the_clean_pass_stays(tmp_path: Path, monkeypat
     assert isinstance(busy, float) and busy < 0.5
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_interpreter_that_a_shell_must_find_first_is_sampled(tmp_path: Path) -> None:
     shim = tmp_path / "python"

@@ -264,6 +264,7 @@ def test_a_token_of_the_parent_is_not_left_in_the_report_of_a_failed_capture(tmp
     assert [p for p in run_dir.rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()] == []
 
 
+@pytest.mark.long
 @pytest.mark.real_nsys
 def test_a_token_of_the_parent_is_not_left_behind_when_a_later_capture_fails(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
@@ -652,6 +653,7 @@ def _short_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True)
 
 
+@pytest.mark.long
 @pytest.mark.real_nsys
 def test_captures_that_start_together_do_not_lose_each_other(tmp_path: Path) -> None:
     version = probe_nsys(os.environ).version

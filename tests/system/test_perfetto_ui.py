@@ -30,6 +30,7 @@ from flow join slice out on flow.slice_out = out.id join slice into_ on flow.sli
 """
 
 
+@pytest.mark.long
 def test_perfetto_reads_every_slice_arrow_and_counter_without_a_complaint(tmp_path: Path) -> None:
     trace = analyze_h200(tmp_path) / "trace.perfetto.json.gz"
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]

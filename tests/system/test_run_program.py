@@ -125,6 +125,7 @@ for worker in workers:
 """
 
 
+@pytest.mark.long
 def test_a_program_that_marks_phases_in_worker_threads_runs_as_it_does_without_a_profiler(tmp_path: Path) -> None:
     done = llm_perf("run", *NO_NSYS, *program(tmp_path, THREADS), cwd=tmp_path)
     assert done.code == 0, done.err

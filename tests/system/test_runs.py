@@ -248,6 +248,7 @@ def test_a_gpu_is_busy_when_it_is_so_twice(
     assert tools.busy_gpus(_smi(tmp_path / "bin", load)) == busy
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_on_a_gpu_that_others_use_says_so_first(tmp_path: Path) -> None:
     env = _smi(tmp_path / "bin", 'echo "0, GPU-a, 97, 5000"')
