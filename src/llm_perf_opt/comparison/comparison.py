@@ -65,6 +65,8 @@ KNOWN_METRICS = (
 # Metrics in the sentence; the table has them all.
 NAMED = 3
 AGREES = 0.01
+# A change of this size is not a figure any more.
+MOST_RATIO = 1000
 OverallVerdict = Literal[
     "better", "worse", "mixed", "same", "inconclusive", "failed", "difference observed", "no difference observed"
 ]
@@ -546,7 +548,12 @@ def departs(row: MetricComparison) -> bool:
 
 def _interval(low: float, high: float, knows_starts: bool) -> str:
     kind = "95 %" if knows_starts else "within one start"
-    return f"{kind}: {100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %"
+    return f"{kind}: {100 * (low - 1):+.1f} to {change_text(high)}"
+
+
+def change_text(ratio: float) -> str:
+    """A ratio as a change: +5.0 %. The few samples that leave more open than `MOST_RATIO` say no more than that."""
+    return f"{100 * (ratio - 1):+.1f} %" if ratio < MOST_RATIO else f"over +{100 * (MOST_RATIO - 1):,} %"
 
 
 def unit_of(metric: str) -> str:

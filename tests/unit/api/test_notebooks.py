@@ -28,7 +28,8 @@ def test_the_example_runs_from_its_first_cell_to_its_last() -> None:
     assert max(map(len, shown)) < LARGEST_CELL
     assert sum("Where the time goes" in html for html in shown) == 2
     last = done.cells[-1]["outputs"][0]["data"]["text/plain"]
-    assert last.startswith("Comparison(better: layer wall_ms ")
+    # Which of two blocks of 20 samples is faster is for the machine to say.
+    assert last.startswith("Comparison(") and ": layer wall_ms " in last
     streams = [o for cell in done.cells for o in cell.get("outputs", []) if o.get("name") == "stderr"]
     assert streams == []
 

@@ -18,6 +18,7 @@ from llm_perf_opt.commands.compare import AUTO_LOOKS
 from llm_perf_opt.comparison.comparison import (
     CompareDocument,
     SideInput,
+    change_text,
     compare_sides,
     overall,
     refuse_unknown_metrics,
@@ -721,3 +722,10 @@ def test_bounds_are_computed_so_what_differs_differs() -> None:
         ("decode, datasheet", "slower"),
         ("prefill, datasheet", "same"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"), [(1.05, "+5.0 %"), (0.5, "-50.0 %"), (999.0, "+99800.0 %"), (5.7e25, "over +99,900 %")]
+)
+def test_a_change_that_few_samples_leave_open_is_no_endless_figure(ratio: float, text: str) -> None:
+    assert change_text(ratio) == text

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from llm_perf_opt.comparison.comparison import CompareDocument, MetricComparison, departs, unit_of
+from llm_perf_opt.comparison.comparison import CompareDocument, MetricComparison, change_text, departs, unit_of
 from llm_perf_opt.comparison.differences import DifferenceWaterfall, KernelChange, RowChange
 from llm_perf_opt.comparison.gate import GateResult
 from llm_perf_opt.comparison.statistics import NOT_OBSERVED, OBSERVED
@@ -215,7 +215,7 @@ def gate_words(gate: GateResult) -> str:
 
 def percent(ratio: float) -> str:
     """A ratio as a change: +5.0 %."""
-    return f"{100 * (ratio - 1):+.1f} %"
+    return change_text(ratio)
 
 
 def signed_ms(ms: float, *, places: int = 3) -> str:
