@@ -37,6 +37,7 @@ def context(config: AppConfig, tmp_path: Path) -> StageContext:
     return scratch_context("static_analysis", tmp_path / "run", config=config, host=HOST, env=env)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_tiny_ocr_model_is_analysed_in_both_books(tmp_path: Path) -> None:
     config = configure(tmp_path, "experiment=ocr_tiny")

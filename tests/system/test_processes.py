@@ -73,6 +73,7 @@ def test_a_directory_in_use_is_neither_resumed_nor_reported(tmp_path: Path) -> N
     assert llm_perf_here("report", "r", cwd=tmp_path).code == 0
 
 
+@pytest.mark.long
 def test_a_comparison_that_is_ended_leaves_neither_processes_nor_checkouts(tmp_path: Path) -> None:
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):

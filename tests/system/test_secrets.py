@@ -231,7 +231,8 @@ def test_no_byte_of_a_run_holds_any_of_sixty_secrets(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_nsys
-@pytest.mark.parametrize("keep", [pytest.param("never", marks=pytest.mark.long), "clean"])
+@pytest.mark.long
+@pytest.mark.parametrize("keep", ["never", "clean"])
 def test_the_real_nsys_leaves_none_of_them_either(tmp_path: Path, keep: str) -> None:
     run_dir, _ = _profile(tmp_path, f"pipeline.nsys.keep_report={keep}")
     assert _found(run_dir) == []
