@@ -98,7 +98,7 @@ def test_variables_that_change_the_speed_are_kept_and_no_others(tmp_path: Path) 
 
 
 def test_a_line_is_named_with_the_values_that_were_seen(tmp_path: Path) -> None:
-    text = "import time\ndef poll(end, file):\n    while time.process_time() < end:\n        file.read(10)\n"
+    text = "import time\ndef poll(end, file):\n    while time.process_time() < end:\n        file.read(1 << 22)\n"
     text += "with open('/dev/zero', 'rb') as source:\n    poll(time.process_time() + 0.4, source)\n"
     program = watch(tmp_path, stacks=False, text=text)
     names = LineNames(folder=tmp_path, look=first_look(read_looks(tmp_path / "looks"), 0))
